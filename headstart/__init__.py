@@ -1,0 +1,33 @@
+"""headstart: lossless speculative decoding of large language models.
+
+Importing this package imports neither torch nor transformers; the names below load on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headstart.api import LLM
+    from headstart.core.config import SpeculativeConfig
+    from headstart.core.outputs import CompletionOutput, RequestOutput
+    from headstart.core.params import SamplingParams
+
+_HOME = {
+    "LLM": "headstart.api",
+    "SamplingParams": "headstart.core.params",
+    "SpeculativeConfig": "headstart.core.config",
+    "RequestOutput": "headstart.core.outputs",
+    "CompletionOutput": "headstart.core.outputs",
+}
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headstart' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

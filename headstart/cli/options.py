@@ -1,0 +1,177 @@
+"""The options that commands share, each written once: groups of options as dataclasses, and what they are turned into.
+
+`takes` lets a command name a group as one parameter. Nothing here knows how an option was spelled (see aliases.py) or
+whether it came from a file (see configfile.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_type_hints
+
+from typer import Option
+
+from headstart.core.config import METHODS
+from headstart.core.errors import ConfigError, nearest
+from headstart.core.params import SamplingParams
+
+
+@dataclass
+class ModelOptions:
+    """What is loaded, and where it runs."""
+
+    model: Annotated[str | None, Option("--model", "-m", help="Target model: directory, GGUF file or hub id (org/name).", metavar="M")] = (
+        None
+    )
+    tokenizer: Annotated[str | None, Option(help="Tokenizer, when not the model's own.", metavar="PATH|ID")] = None
+    revision: Annotated[str | None, Option(help="Revision of the model on the hub.")] = None
+    dtype: Annotated[str, Option(help="auto, bfloat16, float16, float32 or float64.", metavar="TYPE")] = "auto"
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.", metavar="DEVICE")] = "auto"
+    max_model_len: Annotated[int | None, Option(help="Context limit in tokens. Default: the model's own.", metavar="N")] = None
+    max_num_seqs: Annotated[int | None, Option(help="Sequences that run at once.", metavar="N")] = None
+    max_num_batched_tokens: Annotated[int | None, Option(help="Rows of one pass, prefill and drafts included.", metavar="N")] = None
+    block_size: Annotated[int | None, Option(help="Tokens per KV block.", metavar="N")] = None
+    kv_cache_memory: Annotated[str | None, Option(help="Memory for KV, such as 2GiB.", metavar="SIZE")] = None
+    prefix_caching: Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share the KV of equal beginnings.")] = True
+    config: Annotated[str | None, Option(help="TOML file with any of these options; the command line wins.", metavar="FILE")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of LLM: only what was given."""
+        names = ("tokenizer", "revision", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**given, "dtype": self.dtype, "device": self.device, "enable_prefix_caching": self.prefix_caching}
+
+
+@dataclass
+class SpeculationOptions:
+    """How drafts are made and judged."""
+
+    draft: Annotated[
+        str | None, Option("--draft", "-d", help="A method (none, ngram), or a draft model: directory, GGUF file or hub id.", metavar="D")
+    ] = None
+    num_speculative_tokens: Annotated[int | None, Option("--num-speculative-tokens", "-k", help="Drafts per step.", metavar="K")] = None
+    verify: Annotated[str | None, Option(help="rejection (default), block or match. All are lossless.", metavar="RULE")] = None
+    draft_temperature: Annotated[float | None, Option(help="Temperature of the draft model. Default: the target's.", metavar="T")] = None
+    prompt_lookup_max: Annotated[int | None, Option(help="Longest match that ngram looks for.", metavar="N")] = None
+    prompt_lookup_min: Annotated[int | None, Option(help="Shortest match that ngram accepts.", metavar="N")] = None
+    speculative_config: Annotated[
+        str | None,
+        Option(
+            "--speculative-config", help="vLLM's speculative_config as JSON; or one key: --speculative-config.KEY VALUE.", metavar="JSON"
+        ),
+    ] = None
+
+    def config(self) -> dict[str, Any] | None:
+        """The `speculative_config` of LLM, or None when nothing was asked for. Raises ConfigError."""
+        out = parse_json(self.speculative_config) if self.speculative_config else {}
+        said = dict.fromkeys(out, "--speculative-config")
+
+        def put(key: str, value: Any, flag: str) -> None:
+            if value is None:
+                return
+            if key in out and out[key] != value:
+                raise ConfigError(f"{flag} {value} contradicts {said[key]} ({key}={out[key]!r}): leave one of them out")
+            out[key] = value
+            said[key] = flag
+
+        if self.draft is not None:
+            put(*split_draft(self.draft, "model" in out), "--draft")
+        put("num_speculative_tokens", self.num_speculative_tokens, "--num-speculative-tokens")
+        put("verify", self.verify, "--verify")
+        put("draft_temperature", self.draft_temperature, "--draft-temperature")
+        put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
+        put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")
+        lookup = out.keys() & {"prompt_lookup_max", "prompt_lookup_min"}
+        if out and not lookup and not out.keys() & {"method", "model"}:
+            raise ConfigError(f"{said[next(iter(out))]} has no effect without a draft: add --draft ngram or --draft MODEL")
+        return out or None
+
+
+@dataclass
+class SamplingOptions:
+    """What is sampled, and when it ends."""
+
+    max_tokens: Annotated[int, Option("--max-tokens", help="Longest answer, in tokens.", metavar="N")] = 256
+    temperature: Annotated[
+        float | None, Option("--temperature", "-t", help="0 is greedy. Default: 0 (generate), so that a run can be repeated; 0.7 (chat).")
+    ] = None
+    top_p: Annotated[float, Option(help="Smallest set of tokens with this probability.", metavar="P")] = 1.0
+    top_k: Annotated[int, Option(help="The K likeliest tokens; 0 is off.", metavar="K")] = 0
+    min_p: Annotated[float, Option(help="Tokens at least this likely relative to the likeliest.", metavar="P")] = 0.0
+    seed: Annotated[int | None, Option(help="Makes sampling repeatable. Default: a fresh one.", metavar="N")] = None
+    n: Annotated[int, Option("--n", help="Completions per prompt.", metavar="N")] = 1
+    stop: Annotated[list[str], Option(help="End at this text. May be repeated.", metavar="TEXT")] = field(default_factory=list)
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after the end-of-text token.")] = False
+
+    def params(self, temperature: float) -> SamplingParams:
+        """SamplingParams; `temperature` is the command's default. Raises ConfigError."""
+        return SamplingParams(
+            n=self.n,
+            temperature=temperature if self.temperature is None else self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            stop=self.stop or None,
+            ignore_eos=self.ignore_eos,
+            max_tokens=self.max_tokens,
+        )
+
+
+def split_draft(value: str, has_model: bool) -> tuple[str, str]:
+    """What one `--draft` means: ("method", name) or ("model", checkpoint). Raises ConfigError."""
+    from pathlib import Path
+
+    name = value.strip().strip("[]").replace("-", "_").lower()
+    if name == "draft_model" and not has_model:
+        raise ConfigError(f"--draft {value} needs a checkpoint: write --draft MODEL (a directory, a GGUF file or a hub id)")
+    if name in METHODS:
+        return "method", name
+    if value.strip().isdigit() and not Path(value).exists():
+        raise ConfigError(f"--draft {value} looks like a draft length: write --num-speculative-tokens {value} (--draft names what drafts)")
+    if not value.strip():
+        raise ConfigError("--draft is empty: write ngram, none, or a draft model")
+    if "/" not in value and not Path(value).expanduser().exists():
+        raise ConfigError(f"--draft {value} is no method, no file and no hub id (org/name): {nearest(name, ('none', 'ngram'))}")
+    return "model", value
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """`--speculative-config` as a dictionary with `_` in its keys. Raises ConfigError."""
+    try:
+        given = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f'--speculative-config is not JSON ({e}): write \'{{"method": "ngram"}}\'') from None
+    if not isinstance(given, dict):
+        raise ConfigError('--speculative-config must be a JSON object: write \'{"method": "ngram"}\'')
+    return {str(k).replace("-", "_"): v for k, v in given.items()}
+
+
+def takes(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command name option groups as parameters: typer sees the fields, the command gets the dataclasses."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = kind
+        types = get_type_hints(kind, include_extras=True)
+        for f in dataclasses.fields(kind):
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            parameters.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[f.name]))
+
+    def wrapper(**values: Any) -> None:
+        made = {name: kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)}) for name, kind in groups.items()}
+        command(**made, **values)
+
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper

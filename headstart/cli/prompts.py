@@ -1,0 +1,58 @@
+"""Where prompts come from: arguments, files, or what is piped in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headstart.core.errors import ConfigError
+
+
+def gather(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
+    """All prompts in order; "-" and nothing at all mean standard input. Raises ConfigError when there is none or one is empty."""
+    prompts = [_stdin() if a == "-" else a for a in arguments]
+    for name in files:
+        prompts += _from_file(name)
+    if not prompts:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ConfigError('there is no prompt: write headstart generate --model M "your prompt", or --prompt-file FILE, or pipe it in')
+        prompts = [_stdin()]
+    for i, prompt in enumerate(prompts):
+        if not prompt.strip():
+            which = "the prompt" if len(prompts) == 1 else f"prompt {i + 1} of {len(prompts)}"
+            raise ConfigError(f"{which} is empty: write some text")
+    return prompts
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read().strip("\n")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"standard input is not UTF-8 text ({e.reason} at byte {e.start})") from None
+
+
+def _from_file(name: str) -> list[str]:
+    """A text file is one prompt; a .jsonl file is one per line: a string, or an object with "prompt"."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"--prompt-file {name} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"--prompt-file {name} is not UTF-8 text ({e.reason} at byte {e.start})") from None
+    if not name.endswith(".jsonl"):
+        return [text.strip("\n")]
+    prompts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as e:
+            raise ConfigError(f"--prompt-file {name}, line {number} is not JSON: {e}") from None
+        prompt = item.get("prompt") if isinstance(item, dict) else item
+        if not isinstance(prompt, str):
+            raise ConfigError(f'--prompt-file {name}, line {number} must be a string or an object with "prompt"')
+        prompts.append(prompt)
+    return prompts

@@ -1,0 +1,138 @@
+"""What a request gives back, with vLLM's field names, and the speculative statistics of one completion.
+
+Statistics are counted after the cut at a stop: accepted never exceeds produced, and drafts behind the cut, which
+nobody judged, count neither as drafted nor as accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.core.errors import HeadstartError
+
+
+class RequestError(HeadstartError):
+    """A request ended with an error of its own (non-finite logits, for example); the others go on."""
+
+
+@dataclass
+class SpeculativeStats:
+    """Counts of the steps that had drafts. Names follow vLLM's served `metrics.speculative_decoding` object."""
+
+    num_spec_tokens: int = 0  # the configured k
+    per_step_drafted: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Record one step; one without drafts leaves no trace."""
+        if drafted:
+            self.per_step_drafted.append(drafted)
+            self.per_step_accepted.append(accepted)
+
+    @property
+    def num_spec_steps(self) -> int:
+        return len(self.per_step_drafted)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(self.per_step_drafted)
+
+    @property
+    def num_accepted_draft_tokens(self) -> int:
+        return sum(self.per_step_accepted)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps: tokens per pass over the steps that had drafts, in 1..k+1."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """accepted / drafted. This is not alpha: it falls with k even when alpha does not."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Entry j: how many steps accepted exactly j drafts; num_spec_tokens + 1 entries."""
+        counts = [0] * (max([self.num_spec_tokens, *self.per_step_accepted]) + 1)
+        for a in self.per_step_accepted:
+            counts[a] += 1
+        return counts
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Conditional acceptance a_i: of the drafts at position i whose predecessors all stood, how many stood."""
+        out = []
+        for i in range(max(self.per_step_drafted, default=0)):
+            judged = [a for d, a in zip(self.per_step_drafted, self.per_step_accepted, strict=True) if d > i and a >= i]
+            out.append(sum(a > i for a in judged) / len(judged) if judged else 0.0)
+        return out
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object as vLLM serves it, plus `acceptance_per_position`."""
+        names: tuple[str, ...] = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps")
+        names += ("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "per_step_accepted", "per_step_drafted")
+        return {name: getattr(self, name) for name in (*names, "acceptance_per_position")}
+
+
+@dataclass
+class SpecDecodeMetrics:
+    """vLLM's `CompletionOutput.spec_decode_metrics`."""
+
+    num_spec_tokens: int
+    histogram: list[int]
+    num_draft_tokens: int
+    per_step_accepted: list[int]
+    per_step_drafted: list[int]
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds on a monotonic clock, and what the request cost."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_passes: int = 0  # target passes that yielded tokens for this request
+    num_preemptions: int = 0
+    seed: int = 0  # the seed that was used, given or drawn
+    speculative_decoding: SpeculativeStats = field(default_factory=SpeculativeStats)
+
+
+@dataclass
+class CompletionOutput:
+    """One completion. `text` is always the concatenation of `token_texts`.
+
+    `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
+    stood) or "target" (a step without drafts). `token_texts` and `origins` are ours; the rest is vLLM's.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: Any = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: Any = None
+    spec_decode_metrics: SpecDecodeMetrics | None = None
+    token_texts: list[str] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RequestOutput:
+    """A request: its prompt and its completions so far. `error` is set when the request failed on its own."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: Any = None
+    lora_request: Any = None
+    num_cached_tokens: int = 0
+    error: str | None = None

@@ -1,0 +1,60 @@
+"""What a drafter is, and the base of every method that looks up its drafts.
+
+A drafter proposes; it never touches committed tokens and never sees the uniforms that will judge its proposal. It may
+be slow, wrong, short or crash: the engine then does a plain step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headstart.core.types import Chunk, Proposal, Sequence
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What a method may need from the target to set itself up."""
+
+    tokenizer: Any  # of the target; None when prompts are token ids only
+    vocab: int  # real ids of the target
+    dtype: torch.dtype
+    device: torch.device
+    max_rows: int  # rows of one pass
+    target_parameters: int
+    hf_token: str | None
+    note: Callable[[str], None]  # a line for the user at start-up
+
+
+class Drafter:
+    """Base of all methods. Invariant: state is about committed tokens only, so a step thrown away leaves no trace."""
+
+    kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Called once, when the number of blocks is known."""
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
+        raise NotImplementedError
+
+    def observe(self, chunks: Seq[Chunk]) -> None:
+        """Called after the commit of every step, with or without drafts."""
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence finished, was aborted, or lost its blocks to preemption."""
+
+
+class LookupDrafter(Drafter):
+    """A method that finds its drafts in text: implement `lookup`; the point-mass law comes from here."""
+
+    def lookup(self, seq: Sequence, k: int) -> list[int]:
+        """Up to k tokens that may follow `seq.tokens`."""
+        raise NotImplementedError
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [Proposal(self.lookup(c.seq, c.k)) if c.k > 0 else Proposal() for c in chunks]

@@ -1,0 +1,103 @@
+"""From an EngineConfig to a running engine: load, measure the room for KV, put the parts together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headstart import draft
+from headstart.core.blocks import BlockPool
+from headstart.core.config import EngineConfig
+from headstart.core.errors import ConfigError
+from headstart.core.scheduler import Scheduler
+from headstart.draft.base import DraftContext, Drafter
+from headstart.engine.step import Engine
+from headstart.models.decoder import Decoder
+from headstart.ops.device import free_memory, resolve_device, resolve_dtype, total_memory
+from headstart.runtime.checkpoint import open_checkpoint
+from headstart.runtime.loader import load_model
+from headstart.runtime.runner import Runner
+from headstart.runtime.tokenizer import load_tokenizer, real_vocab
+
+# Without a budget from the user: at most this much on a CPU, where memory is shared with everything else.
+_CPU_KV_BYTES = 4 << 30
+
+
+def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
+    """Load everything. Start-up lines for the user are appended to `notes`. Raises ModelError, ConfigError."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    checkpoint = open_checkpoint(config.model, config.revision, config.hf_token)
+    notes.extend(checkpoint.notes)
+    tokenizer = load_tokenizer(checkpoint, config.tokenizer, config.tokenizer_revision, config.hf_token)
+    model = load_model(checkpoint, dtype, device)
+    vocab = real_vocab(tokenizer, model.config.vocab_size)
+    eos = checkpoint.eos_ids or ([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
+
+    spec = config.speculative
+    context = DraftContext(
+        tokenizer=tokenizer,
+        vocab=vocab,
+        dtype=dtype,
+        device=device,
+        max_rows=config.max_num_batched_tokens,
+        target_parameters=model.parameters,
+        hf_token=config.hf_token,
+        note=notes.append,
+    )
+    drafter = draft.build(spec, context)
+    blocks, max_len = _plan_memory(config, model, drafter, device, notes)
+    notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {str(dtype).removeprefix('torch.')} on {device}, context {max_len}")
+    notes.append(spec.describe())
+    return assemble(config, model, drafter, blocks, max_len, vocab, tokenizer, eos)
+
+
+def assemble(
+    config: EngineConfig, model: Any, drafter: Drafter, blocks: int, max_len: int, vocab: int, tokenizer: Any = None, eos: Any = ()
+) -> Engine:
+    """The engine of a loaded model and drafter, with `blocks` KV blocks between them."""
+    spec = config.speculative
+    drafter.allocate(blocks, config.block_size)
+    pool = BlockPool(blocks, config.block_size, config.enable_prefix_caching)
+    return Engine(
+        Runner(model, blocks, config.block_size, vocab, max_len),
+        drafter,
+        pool,
+        Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens),
+        tokenizer=tokenizer,
+        eos_ids=eos,
+        drafts=spec.num_speculative_tokens or 0,
+        rule=spec.verify,
+        seed=config.seed,
+    )
+
+
+def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device: torch.device, notes: list[str]) -> tuple[int, int]:
+    """(KV blocks, context limit). The draft's KV is in the budget. Raises ConfigError when a text would not fit."""
+    own = model.config.max_len
+    if config.max_model_len is not None and config.max_model_len > own:
+        raise ConfigError(f"max_model_len={config.max_model_len} is above the model's own context of {own}: lower it")
+    max_len = config.max_model_len or own
+    per_token = model.kv_bytes_per_token + drafter.kv_bytes_per_token
+    block_bytes = per_token * config.block_size
+    weights = model.parameters * model.dtype.itemsize
+    if config.kv_cache_memory is not None:
+        budget = int(config.kv_cache_memory)
+    elif config.gpu_memory_utilization is not None:
+        # Weights are loaded by now, so on a CPU what is free bounds what is left of the share.
+        budget = min(int(config.gpu_memory_utilization * total_memory(device)) - weights, int(0.95 * free_memory(device)))
+    else:
+        budget = int(0.9 * free_memory(device)) if device.type == "cuda" else min(_CPU_KV_BYTES, free_memory(device) // 2)
+    per_sequence = -(-max_len // config.block_size)
+    blocks = min(max(budget, 0) // block_bytes, per_sequence * config.max_num_seqs)
+    if blocks < per_sequence:
+        fits = blocks * config.block_size
+        if config.max_model_len is not None or fits < 2:
+            raise ConfigError(
+                f"KV memory of {budget / 2**20:.0f} MiB holds {fits} tokens, max_model_len={max_len} needs "
+                f"{per_sequence * block_bytes / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+            )
+        notes.append(f"context limited to {fits} of {own} tokens: that is what {budget / 2**20:.0f} MiB of KV hold")
+        max_len = fits
+    return blocks, max_len

@@ -1,0 +1,128 @@
+"""A request on its way: the sequences of its n completions, their text so far, and what the user will be given."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headstart.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
+from headstart.core.params import SamplingParams
+from headstart.core.stopping import find_stop, held_back, stop_at
+from headstart.core.types import Sequence
+from headstart.engine.detokenizer import Detokenizer
+
+
+class Completion:
+    """One sequence and its text. Invariant: `pieces` has one string per output token; their concatenation is the text."""
+
+    def __init__(self, seq: Sequence, tokenizer: Any, num_spec_tokens: int) -> None:
+        self.seq = seq
+        self.pieces: list[str] = []
+        self.origins: list[str] = []
+        self.stats = SpeculativeStats(num_spec_tokens)
+        self.stops: tuple[str, ...] = tuple(seq.params.stop or ())
+        self._tail = ""  # the end of the text, long enough for a stop string
+        self._keep = max((len(s) for s in self.stops), default=0)
+        self._text = None if tokenizer is None else Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens)
+
+    def push(self, token: int, origin: str) -> bool:
+        """Commit one token; True when it ends the sequence, at the same place with and without drafts."""
+        seq = self.seq
+        seq.tokens.append(token)
+        self.origins.append(origin)
+        end = stop_at(seq)
+        by_id = end is not None and end[0] == "stop"
+        piece = ""
+        if self._text is not None and (not by_id or seq.params.include_stop_str_in_output):
+            piece = self._text.push(token)
+        if end is not None and self._text is not None:
+            piece += self._text.flush()
+        self.pieces.append(piece)
+        stop = self._stop_string(piece)
+        if stop is not None:
+            end = ("stop", stop)
+        if end is not None:
+            seq.finish_reason, seq.stop_reason = end
+        return end is not None
+
+    def _stop_string(self, piece: str) -> str | None:
+        if not self.stops or not piece:
+            return None
+        self._tail += piece
+        found = find_stop(self._tail, len(piece), self.stops)
+        if found is None:
+            self._tail = self._tail[-self._keep :]
+            return None
+        at, stop = found
+        end = at + len(stop) if self.seq.params.include_stop_str_in_output else at
+        self._drop_text(len(self._tail) - end)
+        return stop
+
+    def _drop_text(self, count: int) -> None:
+        """Take `count` characters off the end of the pieces."""
+        i = len(self.pieces) - 1
+        while count > 0:
+            cut = min(count, len(self.pieces[i]))
+            self.pieces[i] = self.pieces[i][: len(self.pieces[i]) - cut]
+            count -= cut
+            i -= 1
+
+    def output(self) -> CompletionOutput:
+        """What may be shown now. A possible beginning of a stop string is held back until it is decided."""
+        seq, pieces = self.seq, list(self.pieces)
+        hidden = 0 if seq.finished else held_back(self._tail, self.stops)
+        for i in range(len(pieces) - 1, -1, -1):
+            if not hidden:
+                break
+            cut = min(hidden, len(pieces[i]))
+            pieces[i] = pieces[i][: len(pieces[i]) - cut]
+            hidden -= cut
+        s = self.stats
+        metrics = SpecDecodeMetrics(
+            s.num_spec_tokens, s.acceptance_histogram, s.num_draft_tokens, list(s.per_step_accepted), list(s.per_step_drafted)
+        )
+        return CompletionOutput(
+            index=seq.index,
+            text="".join(pieces),
+            token_ids=seq.output,
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            spec_decode_metrics=metrics if s.num_spec_tokens else None,
+            token_texts=pieces,
+            origins=list(self.origins),
+        )
+
+
+class Request:
+    """All completions of one request and its times."""
+
+    def __init__(
+        self, request_id: str, prompt: str | None, prompt_ids: list[int], params: SamplingParams, completions: list[Completion]
+    ) -> None:
+        self.id, self.prompt, self.prompt_ids, self.params = request_id, prompt, prompt_ids, params
+        self.completions = completions
+        self.error: str | None = None
+        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+
+    @property
+    def finished(self) -> bool:
+        return all(c.seq.finished for c in self.completions)
+
+    def output(self) -> RequestOutput:
+        """The request as the user sees it now."""
+        metrics, stats = self.metrics, SpeculativeStats(max(c.stats.num_spec_tokens for c in self.completions))
+        for c in self.completions:
+            stats.per_step_drafted += c.stats.per_step_drafted
+            stats.per_step_accepted += c.stats.per_step_accepted
+        metrics.speculative_decoding = stats
+        metrics.num_preemptions = sum(c.seq.preemptions for c in self.completions)
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=[c.output() for c in self.completions],
+            finished=self.finished,
+            metrics=metrics,
+            num_cached_tokens=self.completions[0].seq.cached,
+            error=self.error,
+        )

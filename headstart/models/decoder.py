@@ -1,0 +1,113 @@
+"""The decoder of the Llama family, driven by a config: embedding, L blocks of attention and gated MLP, norm, head.
+
+Pulls its tensors one at a time from a source and packs them at once, so that loading never holds the weights twice.
+Knows nothing of sequences, drafts or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headstart.ops.attention import Batch, KVCache, attend
+from headstart.ops.linear import Linear, pack
+from headstart.ops.rope import frequencies, rotate, rotation
+
+Source = Callable[[str], Tensor]  # a tensor by its name in the checkpoint, in the dtype and on the device of the model
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder, read from a checkpoint's config by the file of its family."""
+
+    vocab_size: int  # rows of the embedding, padding included
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    max_len: int
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    tied: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+@dataclass
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A loaded model. `forward` is a function of its arguments and the cache only."""
+
+    parameters: int = 0  # how many weights were loaded; set by the loader
+
+    def __init__(self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        # The largest tensors first, while there is most room for what reading them needs.
+        self.embedding = source("model.embed_tokens.weight")
+        self.head = pack(self.embedding if config.tied else source("lm_head.weight"))
+        self.norm = source("model.norm.weight")
+        self.layers = [self._load_layer(source, i) for i in range(config.layers)]
+        self.inv_freq = frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+
+    def _load_layer(self, source: Source, i: int) -> _Layer:
+        c, prefix = self.config, f"model.layers.{i}."
+
+        def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
+            joined = [
+                torch.cat(parts) if len(parts) > 1 else parts[0]
+                for kind in (("weight", "bias") if bias else ("weight",))
+                for parts in [[source(f"{prefix}{block}.{n}.{kind}") for n in names]]
+            ]
+            return pack(*joined)
+
+        return _Layer(
+            input_norm=source(prefix + "input_layernorm.weight"),
+            qkv=fused("self_attn", ("q_proj", "k_proj", "v_proj"), c.attention_bias),
+            out=fused("self_attn", ("o_proj",), c.attention_bias),
+            mlp_norm=source(prefix + "post_attention_layernorm.weight"),
+            gate_up=fused("mlp", ("gate_proj", "up_proj"), c.mlp_bias),
+            down=fused("mlp", ("down_proj",), c.mlp_bias),
+        )
+
+    def new_cache(self, slots: int) -> KVCache:
+        """A cache of keys and values with room for `slots` tokens."""
+        c = self.config
+        return KVCache(c.layers, slots, c.kv_heads, c.head_dim, self.dtype, self.device)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        c = self.config
+        return 2 * c.layers * c.kv_heads * c.head_dim * self.dtype.itemsize
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
+        c = self.config
+        x = F.embedding(batch.tokens, self.embedding)  # [R, hidden]
+        cos, sin = rotation(batch.positions, self.inv_freq, self.dtype)
+        turned = c.heads + c.kv_heads
+        for i, layer in enumerate(self.layers):
+            h = F.rms_norm(x, (c.hidden,), layer.input_norm, c.eps)
+            qkv = layer.qkv(h).view(-1, turned + c.kv_heads, c.head_dim)
+            qk = rotate(qkv[:, :turned], cos, sin)
+            cache.write(i, batch.slots, qk[:, c.heads :], qkv[:, turned:])
+            x = x + layer.out(attend(qk[:, : c.heads], cache, i, batch))
+            gate, up = layer.gate_up(F.rms_norm(x, (c.hidden,), layer.mlp_norm, c.eps)).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+        if batch.logit_rows is not None:
+            x = x[batch.logit_rows]
+        return self.head(F.rms_norm(x, (c.hidden,), self.norm, c.eps))

@@ -1,0 +1,150 @@
+"""GGUF files: metadata to a config in Hugging Face's names, tensors dequantised on demand, and the tokenizer inside.
+
+Reading and dequantising is the gguf library's work; this file knows the names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.core.errors import ModelError
+
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+# Bytes dequantised at a time: the library's temporaries are several times as large.
+_CHUNK_BYTES = 4 << 20
+
+
+def _open_reader(path: Path) -> Any:
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """The library's reader on a plain array: slices of a numpy.memmap cost several times the time and memory."""
+
+        @property
+        def data(self) -> Any:
+            return self._plain
+
+        @data.setter
+        def data(self, value: Any) -> None:
+            self._plain = np.asarray(value)
+
+    try:
+        return Reader(path)
+    except Exception as e:  # the library raises many kinds on truncated or foreign files
+        raise ModelError(f"{path} is not a readable GGUF file ({type(e).__name__}: {e})") from None
+
+
+class GGUFFile:
+    """The metadata of a GGUF file and where its tensors lie. `config` and `tensor` speak Hugging Face's names.
+
+    Raises ModelError on a broken file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        reader = _open_reader(path)
+        self.path = path
+        self._fields = {name: field.contents() for name, field in reader.fields.items()}
+        # Where each tensor lies: its type, the shape of its stored bytes, and their place. The file is not kept mapped.
+        self._tensors = {_hf_name(t.name): (t.tensor_type, t.data.shape, t.data.dtype, int(t.data_offset)) for t in reader.tensors}
+        self.architecture = self.field("general.architecture")
+        self.quantisation = ", ".join(sorted({kind.name for kind, *_ in self._tensors.values()}))
+
+    def field(self, name: str, default: Any = None) -> Any:
+        """A metadata value, or the default."""
+        return self._fields.get(name, default)
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def config(self) -> dict[str, Any]:
+        """The model's config as a config.json would hold it."""
+        arch = self.architecture
+        if arch != "llama":
+            raise ModelError(f"{self.path.name}: GGUF architecture {arch!r} is not supported yet; supported: llama")
+        get = lambda key, default=None: self.field(f"{arch}.{key}", default)  # noqa: E731
+        heads, hidden = get("attention.head_count"), get("embedding_length")
+        scaling = get("rope.scaling.type")
+        if scaling not in (None, "none") or "rope_freqs.weight" in self._tensors:
+            raise ModelError(f"{self.path.name}: scaled rotary embedding in GGUF is not supported yet; use the safetensors checkpoint")
+        return {
+            "model_type": "llama",
+            "vocab_size": len(self.field("tokenizer.ggml.tokens", ())) or get("vocab_size"),
+            "hidden_size": hidden,
+            "num_hidden_layers": get("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": get("attention.head_count_kv", heads),
+            "head_dim": get("attention.key_length") or hidden // heads,
+            "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": get("context_length"),
+            "rope_theta": get("rope.freq_base", 10000.0),
+            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+        }
+
+    def eos_ids(self) -> list[int]:
+        """Every id that ends a turn, from the tokenizer's metadata."""
+        keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+        return list(dict.fromkeys(i for k in keys if (i := self.field(f"tokenizer.ggml.{k}")) is not None))
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor in fp32, dequantised, rows in Hugging Face's order."""
+        from gguf import dequantize
+
+        if name not in self._tensors:
+            raise ModelError(f"{self.path} has no tensor {name!r}")
+        kind, shape, stored, offset = self._tensors[name]
+        raw = np.fromfile(self.path, dtype=stored, count=int(np.prod(shape)), offset=offset).reshape(shape)
+        if len(shape) == 1:
+            return torch.from_numpy(dequantize(raw, kind).astype(np.float32))
+        step = max(1, _CHUNK_BYTES // raw[0].nbytes)
+        parts = (torch.from_numpy(dequantize(raw[i : i + step], kind).astype(np.float32, copy=False)) for i in range(0, shape[0], step))
+        first = next(parts)
+        values = torch.empty(shape[0], first.shape[1])
+        values[:step] = first
+        for i, part in enumerate(parts, 1):
+            values[i * step : (i + 1) * step] = part
+        for kind, key in (("q_proj", "head_count"), ("k_proj", "head_count_kv")):
+            if f"{kind}.weight" in name:
+                heads = self.field(f"{self.architecture}.attention.{key}")
+                values = _half_split(values, heads)
+        return values
+
+    def tokenizer(self) -> Any:
+        """The tokenizer and chat template of the file as a transformers tokenizer."""
+        from headstart.models.gguf_tokenizer import build
+
+        return build(self)
+
+
+def _hf_name(name: str) -> str:
+    if block := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        return f"model.layers.{block[1]}.{_BLOCK_NAMES.get(block[2], block[2])}.{block[3]}"
+    return _NAMES.get(name, name)
+
+
+def _half_split(weight: Tensor, heads: int) -> Tensor:
+    """Undo the row order that GGUF gives q and k: pairs (2i, 2i + 1) rotate there, (i, i + d/2) in Hugging Face's layout."""
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -1,0 +1,55 @@
+"""The tokenizer inside a GGUF file: byte-level BPE built with the tokenizers library, anything else through transformers.
+
+Building it here takes a tenth of the time and memory of transformers' conversion; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headstart.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from headstart.models.gguf import GGUFFile
+
+CONTROL, USER_DEFINED = 3, 4  # token types of the GGUF specification
+
+
+def build(file: GGUFFile) -> Any:
+    """A transformers tokenizer with the file's vocabulary, merges, special tokens and chat template."""
+    tokens = file.field("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError(f"{file.path} holds no tokenizer: pass tokenizer=DIRECTORY or a hub id")
+    if file.field("tokenizer.ggml.model") == "gpt2" and file.field("tokenizer.ggml.pre") == "smollm":
+        return _byte_level_bpe(file, tokens)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+
+
+def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [tuple(m.split(" ", 1)) for m in file.field("tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    types = file.field("tokenizer.ggml.token_type")
+    special = [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == CONTROL]
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED])
+
+    named = {}
+    for key, role in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")):
+        at = file.field(f"tokenizer.ggml.{key}_token_id")
+        if at is not None:
+            named[role] = tokens[at]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=file.field("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **named,
+    )

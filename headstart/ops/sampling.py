@@ -1,0 +1,50 @@
+"""The law of the next token: one function for plain decoding, for every verified row, and for the draft's own draws.
+
+Order: logits in fp32 -> temperature -> min_p -> top_k -> top_p, each filter on the renormalised survivors of the one
+before. Filters keep every token that ties with the last one kept, so the law is a function of the logits alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headstart.core.params import SamplingParams
+
+# top_p looks at this many largest probabilities before it pays for sorting the whole vocabulary.
+TOP_P_HEAD = 1024
+
+
+def law(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities fp64 [R, V] of rows of logits [R, V]; one-hot on the argmax when `params.greedy`."""
+    if params.greedy:
+        choice = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits, dtype=torch.float64).scatter_(-1, choice, 1.0)
+    scaled = logits.double()
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / params.temperature
+    p = torch.softmax(scaled, -1)
+    vocab = p.shape[-1]
+    if params.min_p > 0:
+        p = _keep(p, p >= params.min_p * p.amax(-1, keepdim=True))
+    if 0 < params.top_k < vocab:
+        kth = p.topk(params.top_k, -1).values[:, -1:]
+        p = _keep(p, p >= kth)
+    if params.top_p < 1:
+        p = _keep(p, p >= _top_p_threshold(p, params.top_p))
+    return p
+
+
+def _keep(p: Tensor, kept: Tensor) -> Tensor:
+    p = p * kept
+    return p / p.sum(-1, keepdim=True)
+
+
+def _top_p_threshold(p: Tensor, top_p: float) -> Tensor:
+    """The smallest probability [R, 1] of the shortest run of largest ones whose mass reaches top_p."""
+    size = min(TOP_P_HEAD, p.shape[-1])
+    largest = p.topk(size, -1).values
+    if size < p.shape[-1] and bool((largest.sum(-1) < top_p).any()):
+        largest = p.sort(-1, descending=True).values
+    before = largest.cumsum(-1) - largest  # mass ahead of each token; the first is always kept
+    count = (before < top_p).sum(-1, keepdim=True)
+    return largest.gather(-1, count - 1)

@@ -1,0 +1,142 @@
+"""Checkpoints: where a model's files are, and its config, tensors and tokenizer. Safetensors and GGUF; never pickle.
+
+A checkpoint is a directory, a .gguf file, or a hub id that resolves to a directory in the hub's cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstart.core.errors import ModelError
+from headstart.models.gguf import GGUFFile
+
+_WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.gguf"]
+
+
+@dataclass
+class Checkpoint:
+    """A resolved checkpoint. `tensor(name)` returns one tensor as stored; `eos_ids` are all ids that end a text."""
+
+    path: Path
+    config: dict[str, Any]
+    eos_ids: list[int]
+    tensor: Callable[[str], Tensor]
+    tensor_names: list[str]
+    gguf: GGUFFile | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(model: str, revision: str | None = None, token: str | None = None) -> Path:
+    """The local path of a directory, a GGUF file or a hub id (downloaded if it is not cached). Raises ModelError."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{model} is a file but not GGUF: pass a directory with safetensors, a .gguf file or a hub id")
+        return path
+    if path.is_dir():
+        return path
+    if model.count("/") > 1 or model.startswith((".", "/", "~")) or model.endswith(".gguf"):
+        raise ModelError(f"{model} does not exist: pass a directory, a .gguf file or a hub id such as org/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, token=token, allow_patterns=_WANTED))
+    except Exception as e:  # not found, gated, offline: the hub library has an exception for each
+        reason = str(e).strip().split("\n")[0]
+        raise ModelError(f"{model!r} is neither a local path nor a model the hub gave: {reason}") from None
+
+
+def open_checkpoint(model: str, revision: str | None = None, token: str | None = None) -> Checkpoint:
+    """Open a checkpoint for reading. Raises ModelError with the file and what is wrong with it."""
+    path = resolve(model, revision, token)
+    if path.is_dir() and not (path / "config.json").exists():
+        inside = sorted(path.glob("*.gguf"))
+        if len(inside) != 1:
+            what = f"{len(inside)} GGUF files: name one of them" if inside else "no config.json and no GGUF file"
+            raise ModelError(f"{path} has {what}")
+        path = inside[0]
+    return _open_gguf(path) if path.is_file() else _open_safetensors(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = GGUFFile(path)
+    note = f"{path.name}: GGUF weights ({file.quantisation}) are dequantised; the target is the dequantised model"
+    return Checkpoint(path, file.config(), file.eos_ids(), file.tensor, file.names(), file, [note])
+
+
+def _open_safetensors(path: Path) -> Checkpoint:
+    config = _read_json(path / "config.json")
+    where = _tensor_files(path)
+    handles: dict[Path, Any] = {}
+
+    def tensor(name: str) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        if name not in where:
+            raise ModelError(f"{path} has no tensor {name!r}: is it complete?")
+        file = where[name]
+        try:
+            if file not in handles:
+                handles[file] = safe_open(file, framework="pt")
+            return handles[file].get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as e:
+            raise ModelError(f"{file} is broken or truncated ({e}): fetch it again") from None
+
+    return Checkpoint(path, config, _eos_ids(path, config), tensor, list(where))
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Tensor name -> file, from the index of a sharded checkpoint or the header of a single file."""
+    from safetensors import SafetensorError, safe_open
+
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        names = _read_json(index).get("weight_map", {})
+        missing = sorted({f for f in names.values() if not (path / f).exists()})
+        if missing:
+            raise ModelError(f"{index} names {len(missing)} files that are not there, first {missing[0]}: fetch them again")
+        return {name: path / file for name, file in names.items()}
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+        hint = "; pickle files are not loaded, convert them to safetensors" if pickles else ""
+        raise ModelError(f"{path} holds no safetensors file{hint}")
+    where = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as f:
+                where.update({name: file for name in f.keys()})  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, ValueError) as e:
+            raise ModelError(f"{file} is broken or truncated ({e}): fetch it again") from None
+    return where
+
+
+def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
+    generation = path / "generation_config.json"
+    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = config.get("eos_token_id") if eos is None else eos
+    if eos is None:
+        return []
+    return list(eos) if isinstance(eos, list) else [eos]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ModelError(f"{path} is not readable JSON ({e})") from None
+
+
+def convert(tensor: Tensor, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A stored tensor in the model's dtype on its device. Raises ModelError when it holds NaN or infinity."""
+    out = tensor.to(device=device, dtype=dtype)
+    if not bool(torch.isfinite(out.sum(dtype=torch.promote_types(dtype, torch.float32)))):
+        raise ModelError(f"tensor {name!r} holds NaN or infinite values in {str(dtype).removeprefix('torch.')}: the checkpoint is damaged")
+    return out

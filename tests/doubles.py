@@ -1,0 +1,207 @@
+"""Models and drafters for tests: exact, tiny, and merciless about KV bookkeeping.
+
+`EchoModel`'s "KV" stores token ids, and its next-token law is a hash of the context *read back through the block table*.
+Any rollback, trim, sharing or preemption bug becomes a different token. `EchoModel.law` gives the same law from a plain
+list of tokens, for loops that know nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headstart.core import rand
+from headstart.core.blocks import BlockPool
+from headstart.core.config import EngineConfig, SpeculativeConfig
+from headstart.core.params import SamplingParams
+from headstart.core.types import Proposal
+from headstart.draft.base import Drafter, LookupDrafter
+from headstart.draft.draft_model import ModelDrafter
+from headstart.draft.ngram import NgramDrafter
+from headstart.draft.none import NoDrafter
+from headstart.engine.build import assemble
+from headstart.engine.step import Engine
+from headstart.ops.attention import Batch, KVCache
+from headstart.ops.noise import race
+from headstart.ops.sampling import law
+
+
+@dataclass
+class EchoModel:
+    """Logits = `local` * h(last two tokens) + `whole` * h(the whole context) + `noise` * (another hash of the context).
+
+    `sign` = -1 turns it into the adversary of the model without noise: it likes best what that one likes least.
+    """
+
+    vocab: int = 30
+    seed: int = 1
+    local: float = 3.0
+    whole: float = 1.0
+    noise: float = 0.0
+    sign: float = 1.0
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+    kv_bytes_per_token: int = 16
+    padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
+    passes: int = 0
+    rows: int = 0
+    _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+
+    def new_cache(self, slots: int) -> KVCache:
+        cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
+        cache.keys[0].fill_(float("nan"))
+        return cache
+
+    def _hash(self, salt: int, tokens: tuple[int, ...]) -> list[float]:
+        h = rand.key(self.seed, salt, *tokens)
+        return [rand.to_unit(rand.mix(h ^ v)) for v in range(self.vocab)]
+
+    def logits(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """Logits [vocab + padding] after a context."""
+        if tokens not in self._memo:
+            parts = [(self.local, self._hash(1, tokens[-2:])), (self.whole, self._hash(2, tokens))]
+            if self.noise:
+                parts.append((self.noise, self._hash(3, tokens)))
+            row = sum(w * torch.tensor(h, dtype=self.dtype) for w, h in parts) * self.sign
+            self._memo[tokens] = torch.cat((row, torch.full((self.padding,), 1e3, dtype=self.dtype)))
+        return self._memo[tokens]
+
+    def law(self, tokens: list[int], params: SamplingParams) -> torch.Tensor:
+        """The processed law [vocab] after a context, without any engine."""
+        return law(self.logits(tuple(tokens))[None, : self.vocab], params)[0]
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        self.passes += 1
+        self.rows += len(batch.tokens)
+        ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
+        cache.write(0, batch.slots, ids, ids)
+        out = []
+        for span in batch.spans:
+            seen = cache.read(0, span)[0].flatten().tolist()
+            assert not any(x != x for x in seen), "a slot was read that nobody wrote"
+            context = tuple(int(x) for x in seen)
+            count = span.rows.stop - span.rows.start
+            out += [self.logits(context[: span.length - count + i + 1]) for i in range(count)]
+        logits = torch.stack(out)
+        return logits if batch.logit_rows is None else logits[batch.logit_rows]
+
+
+class WrongDrafter(LookupDrafter):
+    """Drafts what hardly ever stands, and sometimes more or other than it was asked for, or raises."""
+
+    def __init__(self, vocab: int, unruly: bool = False) -> None:
+        self.vocab, self.unruly, self.calls = vocab, unruly, 0
+
+    def lookup(self, seq, k):
+        return [rand.key(seq.seed, 99, len(seq.tokens), i) % self.vocab for i in range(k)]
+
+    def propose(self, chunks):
+        self.calls += 1
+        if self.unruly:
+            trick = self.calls % 5
+            if trick == 0:
+                raise RuntimeError("a drafter that crashes")
+            if trick == 1:
+                return []
+            if trick == 2:
+                return [Proposal([0] * (c.k + 3)) for c in chunks]
+            if trick == 3:
+                return [Proposal([self.vocab + 7, -1][: c.k]) for c in chunks]
+        return super().propose(chunks)
+
+
+DRAFTERS = ("none", "ngram", "model", "greedy-model", "self", "adversary", "wrong")
+
+
+def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
+    """One of `DRAFTERS` for a target."""
+    if kind == "none":
+        return NoDrafter()
+    if kind == "ngram":
+        return NgramDrafter(1, 3)
+    if kind in ("wrong", "unruly"):
+        return WrongDrafter(target.vocab, unruly=kind == "unruly")
+    shape = {"vocab": target.vocab, "seed": target.seed, "local": target.local, "whole": target.whole}
+    changed = {"self": {}, "adversary": {"sign": -1.0}}.get(kind, {"noise": 1.5})
+    temperature = 0.0 if kind == "greedy-model" else None
+    return ModelDrafter(EchoModel(**shape, **changed), target.vocab, max_len, max_rows, temperature)
+
+
+def make_engine(
+    target: EchoModel,
+    drafter: Drafter,
+    *,
+    blocks: int = 400,
+    block_size: int = 4,
+    max_rows: int = 64,
+    max_seqs: int = 16,
+    max_len: int = 512,
+    share: bool = True,
+    rule: str = "rejection",
+    k: int = 5,
+    random_k: int | None = None,
+    tokenizer=None,
+    eos=(),
+) -> Engine:
+    """A real engine around doubles. `random_k` draws k in 0..5 anew for every sequence and step: a constant k hides stale KV."""
+    drafts = 0 if isinstance(drafter, NoDrafter) else k
+    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, verify=rule) if drafts else SpeculativeConfig(method="none")
+    config = EngineConfig(
+        model="double",
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=max_rows,
+        block_size=block_size,
+        enable_prefix_caching=share,
+        speculative=spec,
+    )
+    engine = assemble(config, target, drafter, blocks, max_len, target.vocab, tokenizer, eos)
+    engine.rule = rule
+    if random_k is not None and drafts:
+        engine.draft_length = lambda seq: rand.key(random_k, seq.id, len(seq.tokens)) % (k + 1)
+    return engine
+
+
+def check(engine: Engine) -> None:
+    """The pool's invariant against the tables of every live sequence."""
+    pool: BlockPool = engine.pool
+    live = [*engine.scheduler.running, *engine.scheduler.waiting]
+    pool.check([s.table for s in live])
+    for s in live:
+        assert len(s.table) <= -(-len(s.tokens) // pool.block_size), "a sequence holds blocks beyond its committed tokens"
+
+
+def run(engine: Engine, prompts, params, *, steps_between: int = 0, limit: int = 20_000):
+    """Run prompts to the end, checking the pool after every step; outputs in order. `steps_between` staggers arrivals."""
+    params = params if isinstance(params, list) else [params] * len(prompts)
+    requests = []
+    for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+        requests.append(engine.add(str(i), None, list(prompt), p))
+        for _ in range(steps_between):
+            engine.step()
+            check(engine)
+    for _ in range(limit):
+        if not engine.has_work:
+            break
+        engine.step()
+        check(engine)
+    assert not engine.has_work, "the engine did not come to an end"
+    assert not engine.owner and not engine.requests
+    return [r.output() for r in requests]
+
+
+def plain(target: EchoModel, prompt, params: SamplingParams, seed: int, eos=()) -> list[int]:
+    """Plain decoding by an independent loop: argmax, or the race keyed by the absolute position."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < params.max_tokens:
+        p = target.law(tokens, params)
+        tokens.append(int(p.argmax()) if params.greedy else race(p, seed, len(tokens)))
+        if tokens[-1] in eos and not params.ignore_eos or tokens[-1] in params.stop_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+def totals(outputs) -> tuple[int, int]:
+    """(drafted, accepted) over all outputs."""
+    stats = [o.metrics.speculative_decoding for o in outputs]
+    return sum(s.num_draft_tokens for s in stats), sum(s.num_accepted_draft_tokens for s in stats)
