@@ -24,14 +24,18 @@ def load(path: str, known: Known, commands: Mapping[str, Known]) -> Line:
         raise ConfigError(f"--config {path} cannot be read: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"--config {path} is not TOML: {e}") from None
-    line, said = Line(), Spellings(known)
     sections = {name: given.pop(name) for name in list(given) if name in commands and isinstance(given[name], dict)}
-    for name, section in sections.items():
-        here = name == known.command
-        for key, value in section.items():
-            _put(line if here else Line(), said if here else Spellings(commands[name]), commands[name], path, key, value)
-    for key, value in given.items():
+    for key in given:
         _only_elsewhere(key, known, commands, path)
+    # Every section is read, so that a mistake in one is found even when another command runs.
+    own = {name: _read(section, commands[name], path) for name, section in sections.items()}
+    line = _read(given, known, path)
+    return merge(own[known.command], line, known) if known.command in own else line
+
+
+def _read(table: Mapping[str, Any], known: Known, path: str) -> Line:
+    line, said = Line(), Spellings(known)
+    for key, value in table.items():
         _put(line, said, known, path, key, value)
     return line
 

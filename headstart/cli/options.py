@@ -85,9 +85,9 @@ class SpeculationOptions:
         put("draft_temperature", self.draft_temperature, "--draft-temperature")
         put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
         put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")
-        lookup = out.keys() & {"prompt_lookup_max", "prompt_lookup_min"}
-        if out and not lookup and not out.keys() & {"method", "model"}:
-            raise ConfigError(f"{said[next(iter(out))]} has no effect without a draft: add --draft ngram or --draft MODEL")
+        flags = [flag for flag in said.values() if flag != "--speculative-config"]
+        if flags and not out.keys() & {"method", "model", "prompt_lookup_max", "prompt_lookup_min"}:
+            raise ConfigError(f"{flags[0]} has no effect without a draft: add --draft ngram or --draft MODEL")
         return out or None
 
 

@@ -75,7 +75,6 @@ class BlockPool:
         if not self.share:
             return 0
         size, parent = self.block_size, _ROOT
-        self.queries += len(seq.tokens)
         for start in range(0, len(seq.tokens) - size, size):
             digest = chain_hash(parent, seq.tokens[start : start + size])
             block = self.by_hash.get(digest)
@@ -88,7 +87,6 @@ class BlockPool:
             seq.hashes.append(digest)
             parent = digest
         seq.computed = len(seq.table) * size
-        self.hits += seq.computed
         return seq.computed
 
     def publish(self, seq: Sequence) -> None:

@@ -5,11 +5,13 @@ Nothing a user sets is ignored: an argument acts, or is refused here with the re
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from headstart.core.checks import flag, integer, number, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.params import VERIFY_RULES
 
@@ -45,6 +47,9 @@ _REFUSED = {
     "parallel_drafting": "not available: drafts are made one after the other",
 }
 
+# The values of those that ask for exactly what happens anyway.
+_HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
+
 
 @names_nearest
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen, and only here
+        text("model", self.model)
+        text("revision", self.revision)
         if self.model in ("[ngram]", "ngram"):  # the form of older vLLM
             if self.method not in (None, "ngram"):
                 raise ConfigError(f"model={self.model!r} contradicts method={self.method!r}: leave one of them out")
@@ -102,10 +109,11 @@ class SpeculativeConfig:
             if getattr(self, name) is not None and self.method != owner:
                 raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with method={self.method!r}: it belongs to {owner}")
         if self.method == "ngram":
+            for name in ("prompt_lookup_max", "prompt_lookup_min"):
+                if getattr(self, name) is not None:
+                    integer(name, getattr(self, name), 1, 64)
             high = self.prompt_lookup_max or self.prompt_lookup_min or 4
             low = self.prompt_lookup_min or self.prompt_lookup_max or 2
-            _whole("prompt_lookup_max", high, 1, 64)
-            _whole("prompt_lookup_min", low, 1, 64)
             if low > high:
                 raise ConfigError(f"prompt_lookup_min={low} is above prompt_lookup_max={high}")
             put("prompt_lookup_max", high)
@@ -113,15 +121,15 @@ class SpeculativeConfig:
         if self.num_speculative_tokens is None:
             put("num_speculative_tokens", 0 if self.method == "none" else DEFAULT_DRAFTS)
         elif self.method == "none":
-            _whole("num_speculative_tokens", self.num_speculative_tokens, 0, 0)
+            integer("num_speculative_tokens", self.num_speculative_tokens, 0, 0)
         else:
-            _whole("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
+            integer("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
         if self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify={self.verify!r} is not a rule: {nearest(str(self.verify), VERIFY_RULES)}")
-        if self.draft_temperature is not None and not 0 <= self.draft_temperature <= 1e4:
-            raise ConfigError(f"draft_temperature={self.draft_temperature!r} must be a number from 0 to 1e4")
+        if self.draft_temperature is not None:
+            number("draft_temperature", self.draft_temperature, 0.0, 1e4)
         if self.max_model_len is not None:
-            _whole("max_model_len", self.max_model_len, 1, 1 << 31)
+            integer("max_model_len", self.max_model_len, 1, 1 << 31)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
@@ -133,7 +141,7 @@ class SpeculativeConfig:
                 continue
             if name == "rejection_sample_method":
                 rules = {"standard": "rejection", "block": "block"}
-                if value not in rules:
+                if not isinstance(value, str) or value not in rules:
                     raise ConfigError(f"rejection_sample_method={value!r} is not lossless or not known: {nearest(str(value), rules)}")
                 name, value = "verify", rules[value]
             elif name == "draft_sample_method":
@@ -143,7 +151,7 @@ class SpeculativeConfig:
                     continue  # our default: the draft samples from its warped law and reports it
                 name, value = "draft_temperature", 0.0
             elif name in _REFUSED:
-                if value in (1, False) and name != "disable_by_batch_size":
+                if value is _HARMLESS.get(name):
                     continue  # asks for exactly what happens anyway
                 raise ConfigError(f"speculative_config[{raw!r}]={value!r}: {_REFUSED[name]}")
             _put_once(out, name, value, str(raw))
@@ -163,19 +171,15 @@ def _put_once(out: dict[str, Any], name: str, value: Any, said: str) -> None:
     out[name] = value
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")
-
-
 def parse_bytes(name: str, value: int | float | str) -> int:
     """A size in bytes: an integer, or text such as "2GiB", "512MB", "1.5g"."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf:
         return int(value)
-    m = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(i?)b?\s*", str(value).lower())
-    if not m or float(m[1]) <= 0:
+    m = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower()) if isinstance(value, str) else None
+    size = int(float(m[1]) * (1024 if m[3] else 1000) ** " kmgt".index(m[2] or " ")) if m else 0
+    if size < 1:
         raise ConfigError(f"{name}={value!r} is not a size: write bytes or '2GiB', '512MB'")
-    return int(float(m[1]) * (1024 if m[3] or not m[2] else 1000) ** " kmgt".index(m[2] or " "))
+    return size
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
@@ -238,20 +242,24 @@ class EngineConfig:
             raise ConfigError(f"dtype={self.dtype!r} is not available: {nearest(dtype, DTYPES)}")
         object.__setattr__(self, "dtype", dtype)
         if self.max_model_len is not None:
-            _whole("max_model_len", self.max_model_len, 1, 1 << 31)
-        _whole("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
-        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 24)
-        _whole("block_size", self.block_size, 1, 1 << 16)
+            integer("max_model_len", self.max_model_len, 1, 1 << 31)
+        integer("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
+        integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 24)
+        integer("block_size", self.block_size, 1, 1 << 16)
         if self.kv_cache_memory is not None:
             object.__setattr__(self, "kv_cache_memory", parse_bytes("kv_cache_memory", self.kv_cache_memory))
         if self.gpu_memory_utilization is not None:
             if self.kv_cache_memory is not None:
                 raise ConfigError("kv_cache_memory and gpu_memory_utilization both set the KV budget: leave one of them out")
-            if not 0 < self.gpu_memory_utilization <= 1:
-                raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1")
+            number("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
+        for name in ("tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token"):
+            text(name, getattr(self, name))
+        flag("enable_prefix_caching", self.enable_prefix_caching)
+        if not isinstance(self.speculative, SpeculativeConfig):
+            raise ConfigError(f"speculative={self.speculative!r} must be a SpeculativeConfig")
         if self.seed is not None:
-            _whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
 
 
@@ -290,10 +298,12 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
     elif modern is not None or spec:
         if modern is not None and not isinstance(modern, Mapping):
             raise ConfigError(f"speculative_config={modern!r} must be a dictionary or a SpeculativeConfig")
-        merged = {str(k).replace("-", "_"): v for k, v in (modern or {}).items()}
+        merged: dict[str, Any] = {}
+        for k, v in (modern or {}).items():
+            _put_once(merged, str(k).replace("-", "_"), v, str(k))
         for name, value in spec.items():
             _put_once(merged, name, value, name)
-        if set(merged) <= {"num_speculative_tokens"}:
+        if set(merged) == {"num_speculative_tokens"}:
             raise ConfigError(
                 "num_speculative_tokens is set but nothing drafts: add speculative_config={'method': 'ngram'} or a draft model"
             )

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
+from headstart.core.checks import flag, integer, number
 from headstart.core.errors import ConfigError, names_nearest
 
 GREEDY_BELOW = 1e-5  # vLLM's border: a temperature below it means argmax, for sampler and drafter alike
 VERIFY_RULES = ("rejection", "block", "match")
 MAX_N = 256
 SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
-
-
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value < low or value > high or (open_low and value == low):
-        side = "(" if open_low else "["
-        raise ConfigError(f"{name}={value!r} must be a number in {side}{low:g}, {high:g}]")
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")
 
 
 @names_nearest
@@ -55,30 +42,31 @@ class SamplingParams:
     verify: str | None = None
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _number("temperature", self.temperature, 0.0, 1e4)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, (1 << 31) - 1)
-        _number("min_p", self.min_p, 0.0, 1.0)
+        integer("n", self.n, 1, MAX_N)
+        number("temperature", self.temperature, 0.0, 1e4)
+        number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        integer("top_k", self.top_k, -1, (1 << 31) - 1)
+        number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _integer("seed", self.seed, *SEED_RANGE)
+            integer("seed", self.seed, *SEED_RANGE)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, (1 << 31) - 1)
+            integer("max_tokens", self.max_tokens, 1, (1 << 31) - 1)
         if self.num_speculative_tokens is not None:
-            _integer("num_speculative_tokens", self.num_speculative_tokens, 0, 128)
+            integer("num_speculative_tokens", self.num_speculative_tokens, 0, 128)
         if self.verify is not None and self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify={self.verify!r} must be one of {', '.join(VERIFY_RULES)}")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(s, str) and s for s in stop):
+            flag(name, getattr(self, name))
+        stop = (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else self.stop
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(s, str) and s for s in stop):
             raise ConfigError(f"stop={self.stop!r} must be a non-empty string or a list of them")
-        ids = tuple(self.stop_token_ids or ())
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if not isinstance(ids, (list, tuple)):
+            raise ConfigError(f"stop_token_ids={ids!r} must be a list of token ids")
         for t in ids:
-            _integer("stop_token_ids", t, 0, (1 << 31) - 1)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", ids)
+            integer("stop_token_ids", t, 0, (1 << 31) - 1)
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
 
     @property
     def greedy(self) -> bool:

@@ -45,15 +45,17 @@ class Scheduler:
         preempted: list[Sequence] = []
         rows = self.max_rows
         # Those that decode go before those still in prefill, so that a long prompt never starves the others of rows.
-        for seq in sorted(self.running, key=lambda s: len(s.tokens) - s.computed > 1):
+        order = sorted(self.running, key=lambda s: len(s.tokens) - s.computed > 1)
+        for i, seq in enumerate(order):
             if rows == 0:
                 break
             if seq in preempted:
                 continue
-            chunk = self._reserve(seq, rows, draft_length)
-            while chunk is None and (victim := self._youngest_after(seq, chunks)) is not None:
-                self._preempt(victim, preempted)
-                chunk = self._reserve(seq, rows, draft_length)
+            behind = len(order) - i - 1  # drafts leave a row for each of these
+            chunk = self._reserve(seq, rows, draft_length, behind)
+            while chunk is None and self._make_room(seq, chunks, preempted):
+                rows = self.max_rows - sum(c.count + c.k for c in chunks)
+                chunk = self._reserve(seq, rows, draft_length, behind)
             if chunk is None:
                 self._preempt(seq, preempted)
             else:
@@ -75,20 +77,38 @@ class Scheduler:
                 return
             if not seq.preemptions:
                 seq.cached = cached
+                if self.pool.share:
+                    self.pool.queries += len(seq.tokens)
+                    self.pool.hits += cached
             self.running.append(self.waiting.popleft())
             chunks.append(chunk)
             rows -= chunk.count + chunk.k
 
-    def _reserve(self, seq: Sequence, rows: int, draft_length: DraftLength) -> Chunk | None:
-        """A chunk of at most `rows` rows with its blocks, drafts shrunk to the free blocks; None if it does not fit."""
+    def _reserve(self, seq: Sequence, rows: int, draft_length: DraftLength, behind: int = 0) -> Chunk | None:
+        """A chunk of at most `rows` rows with its blocks; None if it does not fit.
+
+        Drafts shrink to the free blocks and to the rows, of which they leave one for each of the `behind` sequences.
+        """
         count = min(len(seq.tokens) - seq.computed, rows)
         chunk = Chunk(seq, count)
         if chunk.samples:
-            chunk.k = max(0, min(draft_length(seq), seq.remaining - 1, rows - count))
+            chunk.k = max(0, min(draft_length(seq), seq.remaining - 1, rows - count - behind))
         slots = seq.computed + count
         room = (len(seq.table) + self.pool.available) * self.pool.block_size - slots
         chunk.k = max(0, min(chunk.k, room))
         return chunk if self.pool.grow(seq.table, slots + chunk.k) else None
+
+    def _make_room(self, seq: Sequence, chunks: list[Chunk], preempted: list[Sequence]) -> bool:
+        """One sacrifice for `seq`: the drafts planned last, then the youngest sequence; False if nothing is left."""
+        for chunk in reversed(chunks):
+            if chunk.k:
+                chunk.k = 0
+                self.pool.trim(chunk.seq.table, chunk.seq.computed + chunk.count)
+                return True
+        victim = self._youngest_after(seq, chunks)
+        if victim is not None:
+            self._preempt(victim, preempted)
+        return victim is not None
 
     def _youngest_after(self, seq: Sequence, chunks: list[Chunk]) -> Sequence | None:
         """The youngest running sequence that is neither `seq` nor already planned in this pass."""

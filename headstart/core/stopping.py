@@ -17,10 +17,10 @@ def stop_at(seq: Sequence) -> tuple[str, int | str | None] | None:
     Like vLLM: stop_reason is None for EOS and for length, the id for one of `stop_token_ids`.
     """
     token, params = seq.tokens[-1], seq.params
-    if token in (params.stop_token_ids or ()):
-        return "stop", token
     if not params.ignore_eos and token in seq.eos_ids:
         return "stop", None
+    if token in (params.stop_token_ids or ()):
+        return "stop", token
     return ("length", None) if seq.remaining <= 0 else None
 
 

