@@ -41,7 +41,7 @@ class EchoModel:
     noise: float = 0.0
     sign: float = 1.0
     dtype: torch.dtype = torch.float64
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kv_bytes_per_token: int = 16
     padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
     passes: int = 0
@@ -196,7 +196,7 @@ def plain(target: EchoModel, prompt, params: SamplingParams, seed: int, eos=()) 
     while len(tokens) - len(prompt) < params.max_tokens:
         p = target.law(tokens, params)
         tokens.append(int(p.argmax()) if params.greedy else race(p, seed, len(tokens)))
-        if tokens[-1] in eos and not params.ignore_eos or tokens[-1] in params.stop_token_ids:
+        if (tokens[-1] in eos and not params.ignore_eos) or tokens[-1] in params.stop_token_ids:
             break
     return tokens[len(prompt) :]
 

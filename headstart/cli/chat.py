@@ -82,7 +82,7 @@ def chat(
     read = _reader()
     if terminal(sys.stdout):
         if llm.speculation:
-            note(legend())
+            legend()
         note("/? for help, /bye to leave")
     while (text := read()) is not None:
         if not text.strip():

@@ -40,8 +40,7 @@ def compare(llm: LLM, prompt: str | Messages, text: str, params: SamplingParams,
         return
     note("")
     if terminal(sys.stdout) and not quiet:
-        note(legend())
-        note("")
+        legend()
     out = sys.stdout if terminal(sys.stdout) else sys.stderr
     print("\n".join([*table(plain, fast), f"{'output':<18}{same}"]), file=out, flush=True)
 
@@ -109,4 +108,7 @@ def table(plain: RequestOutput, fast: RequestOutput) -> list[str]:
         ("accepted/drafted", "", accepted(stats)),
     ]
     lines = [f"{name:<18}{a:>14}   {b:>14}".rstrip() for name, a, b in rows]
-    return [*lines, f"{'by position':<18}{positions(stats)}"]
+    lines.append(f"{'by position':<18}{positions(stats)}")
+    if before and after and after / before > 1.05 * per_pass([fast]) / per_pass([plain]):
+        lines.append("                  (other work disturbed the timing: no speed-up can exceed tokens per pass)")
+    return lines

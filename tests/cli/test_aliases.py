@@ -20,19 +20,18 @@ def argv(*given: str) -> list[str]:
     return read(list(given), GENERATE).argv()
 
 
-@pytest.mark.parametrize(
-    "spelled",
-    "-md --model-draft --spec-draft-model --assistant-model --speculative-model --draft-model --speculative-draft-model-path --spec-model -hfd".split(),
-)
+DRAFT = """-md --model-draft --spec-draft-model --assistant-model --speculative-model --draft-model --spec-model -hfd
+--speculative-draft-model-path"""
+LENGTH = """--spec-draft-n-max --draft-max --num-draft-tokens --speculative-num-draft-tokens --num-assistant-tokens --spec-tokens
+--prompt-lookup-num-tokens --num_speculative_tokens -ndt"""
+
+
+@pytest.mark.parametrize("spelled", DRAFT.split())
 def test_draft_model_spellings(spelled: str) -> None:
     assert argv(spelled, "org/d") == ["--draft", "org/d"]
 
 
-@pytest.mark.parametrize(
-    "spelled",
-    "--spec-draft-n-max --draft-max --num-draft-tokens --speculative-num-draft-tokens --num-assistant-tokens --spec-tokens "
-    "--prompt-lookup-num-tokens --num_speculative_tokens -ndt".split(),
-)
+@pytest.mark.parametrize("spelled", LENGTH.split())
 def test_length_spellings(spelled: str) -> None:
     assert argv(spelled, "7") == ["--num-speculative-tokens", "7"]
 

@@ -156,7 +156,8 @@ def test_a_bug_is_one_line_and_exit_code_1(headstart: Call, tiny: Path, monkeypa
 
 
 def test_a_reader_that_goes_away(tiny: Path) -> None:
-    command = f"{sys.executable} -m headstart generate --json -m {tiny} --kv-cache-memory 8MiB --n 8 --max-tokens 400 --ignore-eos -t 1 hello | head -c 10"
+    argv = f"generate --json -m {tiny} --kv-cache-memory 8MiB --n 4 --max-tokens 100 --ignore-eos -t 1 hello"
+    command = f"{sys.executable} -m headstart {argv} | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 

@@ -1,7 +1,8 @@
 """At a temperature the engine's output follows the target's law: joint law of three tokens against exact enumeration.
 
-Chi-square for each drafter and rule, cells of small expectation merged; `make proof` runs it with 50,000 samples each. The adversary drafts from
-minus the target's logits: noise shared between drafting and recovering, invisible elsewhere, shows there.
+Chi-square for each drafter and rule, cells of small expectation merged; `make proof` runs it with 50,000 samples each.
+The adversary drafts from minus the target's logits: noise shared between drafting and recovering, invisible elsewhere,
+shows there.
 """
 
 from __future__ import annotations
@@ -41,10 +42,7 @@ def exact_law(target: EchoModel, params: SamplingParams) -> dict[tuple[int, ...]
     out: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         out = {
-            (*seen, t): mass * p
-            for seen, mass in out.items()
-            for t, p in enumerate(target.law([*PROMPT, *seen], params).tolist())
-            if p > 0
+            (*seen, t): mass * p for seen, mass in out.items() for t, p in enumerate(target.law([*PROMPT, *seen], params).tolist()) if p > 0
         }
     return out
 
@@ -57,9 +55,8 @@ def samples(kind: str, rule: str, options: dict, count: int):
     seen: Counter[tuple[int, ...]] = Counter()
     outputs = []
     for start in range(0, count, 2000):
-        requests = [
-            engine.add(str(i), None, PROMPT, SamplingParams(max_tokens=3, seed=i, **options)) for i in range(start, min(start + 2000, count))
-        ]
+        seeds = range(start, min(start + 2000, count))
+        requests = [engine.add(str(i), None, PROMPT, SamplingParams(max_tokens=3, seed=i, **options)) for i in seeds]
         while engine.has_work:
             engine.step()
         outputs = [r.output() for r in requests]
@@ -136,9 +133,6 @@ def test_laws_of_a_batch_do_not_mix():
         params = SamplingParams(max_tokens=3, **o)
         for _ in range(3):
             law = {
-                (*s, t): m * p
-                for s, m in law.items()
-                for t, p in enumerate(target.law([*PROMPT[: 3 + j], *s], params).tolist())
-                if p > 0
+                (*s, t): m * p for s, m in law.items() for t, p in enumerate(target.law([*PROMPT[: 3 + j], *s], params).tolist()) if p > 0
             }
         assert p_value(seen[j], law) > 0.001

@@ -1,0 +1,207 @@
+"""From files to a model: what does not fit is refused when it is loaded, by name, and no code of a checkpoint ever runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headstart.core.errors import ModelError
+from headstart.runtime.checkpoint import open_checkpoint
+from headstart.runtime.loader import load_model
+from headstart.runtime.tokenizer import load_tokenizer
+from tests import tiny
+
+CPU = torch.device("cpu")
+FILE = "model.safetensors"
+MARK = "import pathlib\npathlib.Path({marker!r}).write_text('ran')\nclass Evil:\n    pass\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "model"
+    tiny.write_llama(folder, tied=False)
+    tiny.write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "model"))
+
+
+def load(folder, dtype=torch.float32):
+    return load_model(open_checkpoint(str(folder)), dtype, CPU)
+
+
+def refused(folder, *words: str) -> None:
+    with pytest.raises(ModelError) as e:
+        load(folder)
+    assert "\n" not in str(e.value)
+    for word in words:
+        assert word in str(e.value), str(e.value)
+
+
+def change_tensors(folder, **tensors) -> None:
+    """Set tensors, `__` for a dot in their names; None removes one."""
+    stored = load_file(folder / FILE)
+    stored.update({name.replace("__", "."): t for name, t in tensors.items()})
+    save_file({n: t.contiguous() for n, t in stored.items() if t is not None}, folder / FILE)
+
+
+def test_it_loads(folder):
+    model = load(folder)
+    assert model.parameters == sum(t.numel() for t in load_file(folder / FILE).values())
+    assert model.dtype is torch.float32 and model.config.layers == 2
+
+
+@pytest.mark.parametrize("kind", ["mamba", "gpt2", "", None, ["llama"], 3])
+def test_unknown_model_types(folder, kind):
+    tiny.edit_json(folder / "config.json", model_type=kind)
+    refused(folder, "model_type", "supported: llama")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vocab_size", 90),
+        ("vocab_size", 200),
+        ("hidden_size", 40),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 1),
+        ("head_dim", 4),
+        ("intermediate_size", 128),
+        ("num_hidden_layers", 3),
+        ("num_hidden_layers", 1),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", "2"),
+        ("num_attention_heads", 0),
+        ("hidden_size", "32"),
+        ("attention_bias", True),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "llama3", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "linear"}),
+        ("rope_parameters", "default"),
+    ],
+)
+def test_configs_that_do_not_fit_the_weights(folder, field, value):
+    """At loading, not as a crash or a wrong text at the first request."""
+    tiny.edit_json(folder / "config.json", **{field: value})
+    refused(folder)
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq", "compressed-tensors", "bitsandbytes"])
+def test_quantised_safetensors_are_refused(folder, method):
+    """Their tensors need scales that nobody here applies: they would load and say nonsense."""
+    tiny.edit_json(folder / "config.json", quantization_config={"quant_method": method})
+    refused(folder, "quantization_config", method)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model__embed_tokens__weight", (97,)),
+        ("model__embed_tokens__weight", (97, 31)),
+        ("model__norm__weight", (31,)),
+        ("lm_head__weight", (97, 31)),
+        ("lm_head__weight", (96, 32)),
+        ("model__layers__0__input_layernorm__weight", (1,)),
+        ("model__layers__0__self_attn__q_proj__weight", (31, 32)),
+        ("model__layers__1__self_attn__k_proj__weight", (32, 32)),
+        ("model__layers__0__self_attn__o_proj__weight", (32, 31)),
+        ("model__layers__1__mlp__up_proj__weight", (63, 32)),
+        ("model__layers__1__mlp__down_proj__weight", (32, 65)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(folder, name, shape):
+    change_tensors(folder, **{name: torch.ones(shape)})
+    refused(folder, name.replace("__", "."))
+
+
+@pytest.mark.parametrize("name", ["model__embed_tokens__weight", "model__layers__1__self_attn__v_proj__weight", "lm_head__weight"])
+def test_a_missing_tensor_is_named(folder, name):
+    change_tensors(folder, **{name: None})
+    refused(folder, name.replace("__", "."))
+
+
+@pytest.mark.parametrize("name", ["model__layers__0__self_attn__q_norm__weight", "model__layers__1__self_attn__q_proj__bias"])
+def test_a_tensor_nobody_applies_is_named(folder, name):
+    """Part of the model, so leaving it out silently would be another model."""
+    change_tensors(folder, **{name: torch.ones(8)})
+    refused(folder, name.replace("__", "."))
+
+
+def test_leftovers_of_older_checkpoints_are_no_weights(folder):
+    """Rotary buffers, as old conversions stored them."""
+    change_tensors(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
+    load(folder)
+
+
+def test_a_tied_head_may_be_stored_all_the_same(folder):
+    change_tensors(folder, lm_head__weight=load_file(folder / FILE)["model.embed_tokens.weight"].clone())
+    tiny.edit_json(folder / "config.json", tie_word_embeddings=True)
+    assert load(folder).config.tied
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_by_name(folder, bad):
+    weight = load_file(folder / FILE)["model.layers.1.mlp.up_proj.weight"]
+    weight[5, 5] = bad
+    change_tensors(folder, model__layers__1__mlp__up_proj__weight=weight)
+    refused(folder, "model.layers.1.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
+def test_tensors_of_whole_numbers_are_refused(folder, dtype):
+    """Packed or scaled weights of some quantisation."""
+    change_tensors(folder, model__norm__weight=torch.ones(32, dtype=dtype))
+    refused(folder, "model.norm.weight")
+
+
+# Code
+
+
+def plant(folder, marker) -> None:
+    """Every way in which a config asks transformers to import a file of the checkpoint."""
+    for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py", "__init__.py", "conftest.py"):
+        (folder / name).write_text(MARK.format(marker=str(marker)))
+    auto = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil", "AutoTokenizer": ["tokenization_evil.Evil", None]}
+    tiny.edit_json(folder / "config.json", auto_map=auto)
+    tiny.edit_json(folder / "tokenizer_config.json", auto_map=auto)
+
+
+@pytest.mark.parametrize("change", ["none", "model_type", "tokenizer_class", "no tokenizer.json"])
+def test_code_of_a_checkpoint_never_runs(folder, tmp_path, change, monkeypatch):
+    """Loaded without it, or refused; and nobody is asked."""
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("a question was asked"))
+    marker = tmp_path / "marker"
+    plant(folder, marker)
+    if change == "model_type":
+        tiny.edit_json(folder / "config.json", model_type="evil", architectures=["Evil"])
+    if change == "tokenizer_class":
+        tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil")
+    if change == "no tokenizer.json":
+        (folder / "tokenizer.json").unlink()
+    checkpoint = open_checkpoint(str(folder))
+    for step in (lambda: load_tokenizer(checkpoint), lambda: load_model(checkpoint, torch.float32, CPU)):
+        try:
+            step()
+        except ModelError as e:
+            assert change != "none", e
+    assert not marker.exists()
+
+
+def test_a_chat_template_cannot_reach_the_machine(folder, tmp_path):
+    """Templates are code too: they run in transformers' sandbox."""
+    marker = tmp_path / "marker"
+    evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.mkdir(" + json.dumps(str(marker)) + ") }}"
+    (folder / "chat_template.jinja").write_text(evil)
+    tokenizer = load_tokenizer(open_checkpoint(str(folder)))
+    with pytest.raises(Exception, match="unsafe|undefined"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert not marker.exists()
