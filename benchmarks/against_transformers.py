@@ -64,13 +64,6 @@ def main() -> None:
     # Equal work for every arm: no prompt is remembered.
     room = {"max_model_len": 2048, "kv_cache_memory": "256MiB", "enable_prefix_caching": False}
     llm = LLM(str(gguf), dtype=args.dtype, speculative_config={"method": "ngram"}, **room)
-        str(gguf),
-        dtype=args.dtype,
-        max_model_len=2048,
-        kv_cache_memory="256MiB",
-        enable_prefix_caching=False,
-        speculative_config={"method": "ngram"},
-    )
     loading, model = time.perf_counter() - start, llm.engine.target.model
     chats = [[{"role": "user", "content": p}] for p in PROMPTS]
 

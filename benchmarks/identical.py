@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 import tempfile
-from os.path import commonprefix
 from pathlib import Path
 
 import torch
@@ -110,7 +109,7 @@ def main() -> int:
                 print(f"{config['method']:11s} k={k:2d}: {same}, accepted {counts}", flush=True)
                 for i, o in wrong:
                     ids = o.outputs[0].token_ids
-                    at = len(commonprefix([ids, reference[i]]))
+                    at = next((j for j, (a, b) in enumerate(zip(ids, reference[i], strict=False)) if a != b), len(ids))
                     apart = gap(llm, o.prompt_token_ids, ids[:at])
                     print(f"    prompt {i}: first difference at token {at}, gap of the two best logits {apart:.2g}")
             del llm
