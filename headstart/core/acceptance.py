@@ -52,8 +52,8 @@ def accept_block(weights: Law, residual_mass: Law, u: Law) -> int:
         if i == k:
             h = w
         else:
-            z = residual_mass[i - 1]
-            h = z / (z + 1 - w) if z + 1 - w > 0 else 1
+            z, rest = residual_mass[i - 1], 1 - w  # in this order, so that h is exactly 1 at w = 1 in floats too
+            h = z / (z + rest) if z + rest > 0 else 1
         if u[i - 1] < h:
             kept = i
     return kept

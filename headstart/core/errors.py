@@ -23,6 +23,12 @@ class ModelError(HeadstartError):
     """A checkpoint, tokenizer or file cannot be used."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its class where it says nothing."""
+    words = str(error).strip()
+    return words.splitlines()[0] if words else type(error).__name__
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Words that point from a mistyped name to the closest valid one; all of them when none is close."""
     valid = sorted(valid)

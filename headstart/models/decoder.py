@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.core.errors import ModelError
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import Linear, pack
 from headstart.ops.rope import frequencies, rotate, rotation
@@ -31,6 +32,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_dim: int
+    intermediate: int
     eps: float
     max_len: int
     rope_theta: float = 10000.0
@@ -57,31 +59,34 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
+        table, hidden = (config.vocab_size, config.hidden), (config.hidden,)
         # The largest tensors first, while there is most room for what reading them needs.
-        self.embedding = source("model.embed_tokens.weight")
-        self.head = pack(self.embedding if config.tied else source("lm_head.weight"))
-        self.norm = source("model.norm.weight")
+        self.embedding = _take(source, "model.embed_tokens.weight", table)
+        self.head = pack(self.embedding if config.tied else _take(source, "lm_head.weight", table))
+        self.norm = _take(source, "model.norm.weight", hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.inv_freq = frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
 
     def _load_layer(self, source: Source, i: int) -> _Layer:
         c, prefix = self.config, f"model.layers.{i}."
+        queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
 
-        def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
+        def fused(block: str, outs: Mapping[str, int], width: int, bias: bool) -> Linear:
+            """One product for several: their rows one under the other."""
             joined = [
                 torch.cat(parts) if len(parts) > 1 else parts[0]
-                for kind in (("weight", "bias") if bias else ("weight",))
-                for parts in [[source(f"{prefix}{block}.{n}.{kind}") for n in names]]
+                for kind, columns in (("weight", (width,)), ("bias", ()))[: 1 + bias]
+                for parts in [[_take(source, f"{prefix}{block}.{n}.{kind}", (rows, *columns)) for n, rows in outs.items()]]
             ]
             return pack(*joined)
 
         return _Layer(
-            input_norm=source(prefix + "input_layernorm.weight"),
-            qkv=fused("self_attn", ("q_proj", "k_proj", "v_proj"), c.attention_bias),
-            out=fused("self_attn", ("o_proj",), c.attention_bias),
-            mlp_norm=source(prefix + "post_attention_layernorm.weight"),
-            gate_up=fused("mlp", ("gate_proj", "up_proj"), c.mlp_bias),
-            down=fused("mlp", ("down_proj",), c.mlp_bias),
+            input_norm=_take(source, prefix + "input_layernorm.weight", (c.hidden,)),
+            qkv=fused("self_attn", {"q_proj": queries, "k_proj": keys, "v_proj": keys}, c.hidden, c.attention_bias),
+            out=fused("self_attn", {"o_proj": c.hidden}, queries, c.attention_bias),
+            mlp_norm=_take(source, prefix + "post_attention_layernorm.weight", (c.hidden,)),
+            gate_up=fused("mlp", {"gate_proj": c.intermediate, "up_proj": c.intermediate}, c.hidden, c.mlp_bias),
+            down=fused("mlp", {"down_proj": c.hidden}, c.intermediate, c.mlp_bias),
         )
 
     def new_cache(self, slots: int) -> KVCache:
@@ -111,3 +116,11 @@ class Decoder:
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         return self.head(F.rms_norm(x, (c.hidden,), self.norm, c.eps))
+
+
+def _take(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of the shape the config says. Raises ModelError for another: found here, not at the first request."""
+    tensor = source(name)
+    if tuple(tensor.shape) != shape:
+        raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: they are of different models")
+    return tensor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.core.errors import ModelError
+from headstart.core.errors import ModelError, first_line
 
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -32,12 +32,21 @@ _BLOCK_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+_REQUIRED = (
+    "embedding_length",
+    "feed_forward_length",
+    "block_count",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+    "context_length",
+)
 
 # Bytes dequantised at a time: the library's temporaries are several times as large.
 _CHUNK_BYTES = 4 << 20
 
 
-def _open_reader(path: Path) -> Any:
+def _read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The library's reader of a file, and the values of its metadata."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -52,9 +61,10 @@ def _open_reader(path: Path) -> Any:
             self._plain = np.asarray(value)
 
     try:
-        return Reader(path)
+        reader = Reader(path)
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
     except Exception as e:  # the library raises many kinds on truncated or foreign files
-        raise ModelError(f"{path} is not a readable GGUF file ({type(e).__name__}: {e})") from None
+        raise ModelError(f"{path} is not a readable GGUF file ({type(e).__name__}: {first_line(e)})") from None
 
 
 class GGUFFile:
@@ -64,9 +74,8 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        reader = _open_reader(path)
+        reader, self._fields = _read(path)
         self.path = path
-        self._fields = {name: field.contents() for name, field in reader.fields.items()}
         # Where each tensor lies: its type, the shape of its stored bytes, and their place. The file is not kept mapped.
         self._tensors = {_hf_name(t.name): (t.tensor_type, t.data.shape, t.data.dtype, int(t.data_offset)) for t in reader.tensors}
         self.architecture = self.field("general.architecture")
@@ -85,19 +94,21 @@ class GGUFFile:
         if arch != "llama":
             raise ModelError(f"{self.path.name}: GGUF architecture {arch!r} is not supported yet; supported: llama")
         get = lambda key, default=None: self.field(f"{arch}.{key}", default)  # noqa: E731
-        heads, hidden = get("attention.head_count"), get("embedding_length")
+        for key in _REQUIRED:
+            if get(key) is None:
+                raise ModelError(f"{self.path.name} has no metadata {arch}.{key}: it is not complete, fetch it again")
         scaling = get("rope.scaling.type")
         if scaling not in (None, "none") or "rope_freqs.weight" in self._tensors:
             raise ModelError(f"{self.path.name}: scaled rotary embedding in GGUF is not supported yet; use the safetensors checkpoint")
         return {
             "model_type": "llama",
             "vocab_size": len(self.field("tokenizer.ggml.tokens", ())) or get("vocab_size"),
-            "hidden_size": hidden,
+            "hidden_size": get("embedding_length"),
             "intermediate_size": get("feed_forward_length"),
             "num_hidden_layers": get("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": get("attention.head_count_kv", heads),
-            "head_dim": get("attention.key_length") or hidden // heads,
+            "num_attention_heads": get("attention.head_count"),
+            "num_key_value_heads": get("attention.head_count_kv", get("attention.head_count")),
+            "head_dim": get("attention.key_length"),
             "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
             "max_position_embeddings": get("context_length"),
             "rope_theta": get("rope.freq_base", 10000.0),
@@ -126,10 +137,10 @@ class GGUFFile:
         values[:step] = first
         for i, part in enumerate(parts, 1):
             values[i * step : (i + 1) * step] = part
-        for kind, key in (("q_proj", "head_count"), ("k_proj", "head_count_kv")):
-            if f"{kind}.weight" in name:
-                heads = self.field(f"{self.architecture}.attention.{key}")
-                values = _half_split(values, heads)
+        heads = self.field(f"{self.architecture}.attention.head_count")
+        for block, count in (("q_proj", heads), ("k_proj", self.field(f"{self.architecture}.attention.head_count_kv", heads))):
+            if f"{block}.weight" in name:
+                values = _half_split(values, count)
         return values
 
     def tokenizer(self) -> Any:

@@ -16,7 +16,7 @@ def frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None =
     """Inverse frequencies [head_dim / 2] in fp32: theta^(-2i/d) (Su et al. 2104.09864), scaled as the config says.
 
     "llama3" follows the Llama 3.1 release: long wavelengths are stretched by `factor`, short ones kept, and those
-    between `low_freq_factor` and `high_freq_factor` blended. Raises ModelError for a scaling not known here.
+    between `low_freq_factor` and `high_freq_factor` blended. Raises ModelError for a scaling not known or not complete.
     """
     inv = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     scaling = scaling or {}
@@ -24,14 +24,21 @@ def frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None =
     if kind == "default":
         return inv
     if kind == "linear":
-        return inv / scaling["factor"]
+        return inv / _number(scaling, "factor")
     if kind == "llama3":
-        factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-        original = scaling["original_max_position_embeddings"]
+        factor, low, high = (_number(scaling, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        original = _number(scaling, "original_max_position_embeddings")
         wavelength = 2 * math.pi / inv
         smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
         return (1 - smooth) * inv / factor + smooth * inv
     raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _number(scaling: Mapping[str, Any], name: str) -> float:
+    value = scaling.get(name)
+    if not isinstance(value, (int, float)) or not value > 0:
+        raise ModelError(f"rope scaling needs {name!r} as a positive number, not {value!r}")
+    return value
 
 
 def rotation(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

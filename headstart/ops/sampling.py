@@ -43,8 +43,10 @@ def _top_p_threshold(p: Tensor, top_p: float) -> Tensor:
     """The smallest probability [R, 1] of the shortest run of largest ones whose mass reaches top_p."""
     size = min(TOP_P_HEAD, p.shape[-1])
     largest = p.topk(size, -1).values
-    if size < p.shape[-1] and bool((largest.sum(-1) < top_p).any()):
+    mass = largest.cumsum(-1)
+    # Asked of the same running sum that counts below, so that a row keeps as many whether or not a neighbour needs the sort.
+    if size < p.shape[-1] and bool((mass[:, -1] < top_p).any()):
         largest = p.sort(-1, descending=True).values
-    before = largest.cumsum(-1) - largest  # mass ahead of each token; the first is always kept
-    count = (before < top_p).sum(-1, keepdim=True)
-    return largest.gather(-1, count - 1)
+        mass = largest.cumsum(-1)
+    last = (mass[:, :-1] < top_p).sum(-1, keepdim=True)  # how many stand before the last one kept; the first always is
+    return largest.gather(-1, last)

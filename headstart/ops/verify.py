@@ -47,7 +47,7 @@ def verify(logits: Tensor, proposal: Proposal, params: SamplingParams, rule: str
 def judge(p: Tensor, drafts: list[int], q: Tensor | None, rule: str, u: list[float], u_tail: float) -> Verdict:
     """Rejection or block verification of laws p [k + 1, V], q [k, V] or None, on given uniforms."""
     k = len(drafts)
-    at = torch.arange(k), torch.tensor(drafts)
+    at = torch.arange(k), torch.tensor(drafts, dtype=torch.int64)
     p_x = p[at].tolist()
     q_x = [1.0] * k if q is None else q[at].tolist()
     weight = 1.0

@@ -8,16 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headstart.core.errors import ModelError
+from headstart.core.errors import ModelError, first_line
 from headstart.models.gguf import GGUFFile
 
-_WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.gguf"]
+# What is fetched from the hub: files at the top of the repository, never a second copy of the weights in another form.
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_UNWANTED = ["*/*", "consolidated*"]
+
+# What weights may be stored as. Anything else is a quantised form whose scales would be lost.
+_STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -36,21 +41,24 @@ class Checkpoint:
 def resolve(model: str, revision: str | None = None, token: str | None = None) -> Path:
     """The local path of a directory, a GGUF file or a hub id (downloaded if it is not cached). Raises ModelError."""
     path = Path(model).expanduser()
-    if path.is_file():
+    try:
+        is_file, is_dir = path.is_file(), path.is_dir()
+    except OSError as e:  # a text far too long for a name, say
+        raise ModelError(f"{model[:60]!r}… cannot be a path ({e.strerror}): pass a directory, a .gguf file or a hub id") from None
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelError(f"{model} is a file but not GGUF: pass a directory with safetensors, a .gguf file or a hub id")
         return path
-    if path.is_dir():
+    if is_dir:
         return path
     if model.count("/") > 1 or model.startswith((".", "/", "~")) or model.endswith(".gguf"):
         raise ModelError(f"{model} does not exist: pass a directory, a .gguf file or a hub id such as org/name")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, revision=revision, token=token, allow_patterns=_WANTED))
+        return Path(snapshot_download(model, revision=revision, token=token, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except Exception as e:  # not found, gated, offline: the hub library has an exception for each
-        reason = str(e).strip().split("\n")[0]
-        raise ModelError(f"{model!r} is neither a local path nor a model the hub gave: {reason}") from None
+        raise ModelError(f"{model!r} is neither a local path nor a model the hub gave: {first_line(e)}") from None
 
 
 def open_checkpoint(model: str, revision: str | None = None, token: str | None = None) -> Checkpoint:
@@ -98,12 +106,14 @@ def _tensor_files(path: Path) -> dict[str, Path]:
 
     index = path / "model.safetensors.index.json"
     if index.exists():
-        names = _read_json(index).get("weight_map", {})
+        names = _read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(f, str) and _inside(f) for f in names.values()):
+            raise ModelError(f"{index} has no weight_map from tensors to files of this folder: fetch it again")
         missing = sorted({f for f in names.values() if not (path / f).exists()})
         if missing:
             raise ModelError(f"{index} names {len(missing)} files that are not there, first {missing[0]}: fetch them again")
         return {name: path / file for name, file in names.items()}
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
     if not files:
         pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
         hint = "; pickle files are not loaded, convert them to safetensors" if pickles else ""
@@ -118,24 +128,39 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     return where
 
 
+def _inside(file: str) -> bool:
+    """Whether a name from an index stays in the checkpoint's folder."""
+    path = PurePosixPath(file)
+    return not path.is_absolute() and ".." not in path.parts
+
+
 def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
     generation = path / "generation_config.json"
     eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
     eos = config.get("eos_token_id") if eos is None else eos
     if eos is None:
         return []
-    return list(eos) if isinstance(eos, list) else [eos]
+    ids = eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ModelError(f"{path}: eos_token_id={eos!r} in its config must be an id or a list of them")
+    return list(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ModelError(f"{path} is not readable JSON ({e})") from None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        raise ModelError(f"{path} is not readable JSON ({first_line(e)})") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object: fetch it again")
+    return content
 
 
 def convert(tensor: Tensor, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A stored tensor in the model's dtype on its device. Raises ModelError when it holds NaN or infinity."""
+    """A stored tensor in the model's dtype on its device. Raises ModelError when it holds NaN or infinity, or is quantised."""
+    if tensor.dtype not in _STORED:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ModelError(f"tensor {name!r} is stored as {kind}: quantised safetensors are not supported, use the full checkpoint or GGUF")
     out = tensor.to(device=device, dtype=dtype)
     if not bool(torch.isfinite(out.sum(dtype=torch.promote_types(dtype, torch.float32)))):
         raise ModelError(f"tensor {name!r} holds NaN or infinite values in {str(dtype).removeprefix('torch.')}: the checkpoint is damaged")

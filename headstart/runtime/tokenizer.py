@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headstart.core.errors import ModelError
+from headstart.core.errors import ModelError, first_line
 from headstart.models.gguf import GGUFFile
 from headstart.runtime.checkpoint import Checkpoint, resolve
 
@@ -26,7 +26,7 @@ def _from_directory(path: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as e:  # missing files, broken JSON, a class that is not there: transformers raises many kinds
-        raise ModelError(f"no tokenizer could be loaded from {path} ({str(e).strip().splitlines()[0]}): pass tokenizer=...") from None
+        raise ModelError(f"no tokenizer could be loaded from {path} ({first_line(e)}): pass tokenizer=...") from None
 
 
 def real_vocab(tokenizer: Any, rows: int) -> int:

@@ -121,7 +121,9 @@ def test_greedy_rows_have_the_bits_of_single_rows(tmp_path, dtype):
     once = feed(runner(model), *[1] * 41)
     for n in (2, 5, 16):
         got = feed(runner(model), 1, *[n] * (40 // n), *([40 % n] if 40 % n else []))
-        torch.testing.assert_close(got, once, rtol=1e-5 if dtype is torch.float32 else 1e-12, atol=1e-5 if dtype is torch.float32 else 1e-12)
+        torch.testing.assert_close(
+            got, once, rtol=1e-5 if dtype is torch.float32 else 1e-12, atol=1e-5 if dtype is torch.float32 else 1e-12
+        )
         assert torch.equal(got.argmax(-1), once.argmax(-1))
 
 

@@ -224,7 +224,8 @@ def test_an_index_that_puts_a_tensor_in_the_wrong_shard(sharded):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "3", "{}", '{"weight_map": []}', '{"weight_map": {"model.norm.weight": 3}}', '{"weight_map": "x"}', '{"weight_map": null}']
+    "content",
+    ["{", "[]", "3", "{}", '{"weight_map": []}', '{"weight_map": {"model.norm.weight": 3}}', '{"weight_map": "x"}', '{"weight_map": null}'],
 )
 def test_a_broken_index(sharded, content):
     (sharded / INDEX).write_text(content)

@@ -170,7 +170,11 @@ def plant(folder, marker) -> None:
     """Every way in which a config asks transformers to import a file of the checkpoint."""
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py", "__init__.py", "conftest.py"):
         (folder / name).write_text(MARK.format(marker=str(marker)))
-    auto = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil", "AutoTokenizer": ["tokenization_evil.Evil", None]}
+    auto = {
+        "AutoConfig": "configuration_evil.Evil",
+        "AutoModelForCausalLM": "modeling_evil.Evil",
+        "AutoTokenizer": ["tokenization_evil.Evil", None],
+    }
     tiny.edit_json(folder / "config.json", auto_map=auto)
     tiny.edit_json(folder / "tokenizer_config.json", auto_map=auto)
 
@@ -202,6 +206,6 @@ def test_a_chat_template_cannot_reach_the_machine(folder, tmp_path):
     evil = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.mkdir(" + json.dumps(str(marker)) + ") }}"
     (folder / "chat_template.jinja").write_text(evil)
     tokenizer = load_tokenizer(open_checkpoint(str(folder)))
-    with pytest.raises(Exception, match="unsafe|undefined"):
+    with pytest.raises(Exception, match=r"unsafe|undefined"):
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert not marker.exists()

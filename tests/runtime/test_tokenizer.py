@@ -41,7 +41,9 @@ def test_a_tokenizer_by_name(made, tmp_path):
     checkpoint = open_checkpoint(str(made))
     for named in ("other", "m.gguf"):
         tokenizer = load_tokenizer(checkpoint, str(tmp_path / named))
-        assert (first_difference(tokenizer, tiny.tokenizer(("cat",))) is None and len(tokenizer) == VOCAB - len(tiny.WORDS) - 23 + 2) or len(tokenizer)
+        assert (
+            first_difference(tokenizer, tiny.tokenizer(("cat",))) is None and len(tokenizer) == VOCAB - len(tiny.WORDS) - 23 + 2
+        ) or len(tokenizer)
         assert "cat" in tokenizer.get_vocab() and "Ġcat" not in tokenizer.get_vocab()
     gguf = open_checkpoint(str(tmp_path / "m.gguf"))
     assert "Ġcat" in load_tokenizer(gguf, str(made)).get_vocab()
@@ -91,7 +93,11 @@ def test_first_difference_names_the_id():
     target = tiny.tokenizer()
     assert first_difference(target, tiny.tokenizer()) is None
     difference = first_difference(target, tiny.tokenizer(swap=(100, 70)))
-    assert "id 70 " in difference and repr(target.convert_ids_to_tokens(70)) in difference and repr(target.convert_ids_to_tokens(100)) in difference
+    assert (
+        "id 70 " in difference
+        and repr(target.convert_ids_to_tokens(70)) in difference
+        and repr(target.convert_ids_to_tokens(100)) in difference
+    )
     shorter = tiny.tokenizer(tiny.WORDS[:-1])
     assert f"id {len(shorter)} " in first_difference(target, shorter) and "None" in first_difference(target, shorter)
     assert f"id {len(shorter)} " in first_difference(shorter, target)
