@@ -89,6 +89,17 @@ def test_the_index_is_believed_before_the_folder(sharded):
     read_all(sharded)
 
 
+def test_a_second_copy_under_another_name_is_left_alone(single):
+    """Some repositories hold the same weights again in their maker's own layout."""
+    (single / "consolidated.safetensors").write_bytes(b"junk")
+    assert "model.norm.weight" in read_all(single)
+
+
+def test_weights_under_another_name(single):
+    (single / FILE).rename(single / "weights.safetensors")
+    assert "model.norm.weight" in read_all(single)
+
+
 def test_a_hub_id_from_the_cache_without_network(made, offline):
     """Laid out as the hub's library leaves it."""
     commit = "0123456789abcdef0123456789abcdef01234567"

@@ -41,9 +41,7 @@ def test_a_tokenizer_by_name(made, tmp_path):
     checkpoint = open_checkpoint(str(made))
     for named in ("other", "m.gguf"):
         tokenizer = load_tokenizer(checkpoint, str(tmp_path / named))
-        assert (
-            first_difference(tokenizer, tiny.tokenizer(("cat",))) is None and len(tokenizer) == VOCAB - len(tiny.WORDS) - 23 + 2
-        ) or len(tokenizer)
+        assert first_difference(tokenizer, tiny.tokenizer(("cat",))) is None
         assert "cat" in tokenizer.get_vocab() and "Ġcat" not in tokenizer.get_vocab()
     gguf = open_checkpoint(str(tmp_path / "m.gguf"))
     assert "Ġcat" in load_tokenizer(gguf, str(made)).get_vocab()
