@@ -75,7 +75,7 @@ def open_checkpoint(model: str, revision: str | None = None, token: str | None =
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    note = f"{path.name}: GGUF weights ({file.quantisation}) are dequantised; the target is the dequantised model"
+    note = f"{path.name}: GGUF weights ({file.quantisation}) are dequantised, and what runs is the dequantised model"
     return Checkpoint(path, file.config(), file.eos_ids(), file.tensor, file.names(), file, [note])
 
 

@@ -119,8 +119,10 @@ def assert_same_tokenizer(ours, theirs, corpus=CORPUS):
 
 
 def test_the_tokenizer_equals_the_one_it_was_made_from(tmp_path):
-    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB))
-    assert_same_tokenizer(GGUFFile(tmp_path / "m.gguf").tokenizer(), tiny.tokenizer(), [*CORPUS, NUMERALS])
+    """With tokens of several digits in the vocabulary, which nothing may ever use."""
+    words = (*tiny.WORDS, "12", "Ġ1", "34")
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=len(tiny.vocabulary(words)[0])), words=words)
+    assert_same_tokenizer(GGUFFile(tmp_path / "m.gguf").tokenizer(), tiny.tokenizer(words), [*CORPUS, NUMERALS])
 
 
 def test_the_tokenizer_equals_the_conversion_of_transformers(tmp_path):

@@ -133,6 +133,8 @@ def test_pick_of_a_single_id():
     weights = torch.zeros(9, dtype=torch.float64)
     weights[4] = 1e-12
     assert {pick(weights, u) for u in (0.0, 0.3, LAST)} == {4}
+    weights[4] = 5e-324  # here u * total rounds up to the total, and no running sum is above it
+    assert pick(weights, LAST) == acceptance.pick(weights.tolist(), LAST) == 4
 
 
 def test_pick_follows_the_law():
