@@ -202,6 +202,7 @@ def write_gguf(
     tokens: bool = True,
     architecture: str = "llama",
     eot: int | None = None,
+    pad: bool = False,
     drop: Sequence[str] = (),
     extra: Mapping[str, np.ndarray] | None = None,
 ) -> None:
@@ -230,6 +231,9 @@ def write_gguf(
     if tokens:
         strings, merges = vocabulary(words)
         types = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in strings]
+        padding = max(0, c.vocab_size - len(strings)) if pad else 0  # as llama.cpp's converter fills a padded vocabulary
+        strings = strings + [f"[PAD{i}]" for i in range(padding)]
+        types += [gguf.TokenType.UNUSED] * padding
         fields |= {
             "tokenizer_model": (writer.add_tokenizer_model, "gpt2"),
             "tokenizer_pre": (writer.add_tokenizer_pre, "smollm"),

@@ -13,7 +13,7 @@ from headstart.core.errors import ModelError, first_line
 if TYPE_CHECKING:
     from headstart.models.gguf import GGUFFile
 
-CONTROL, USER_DEFINED = 3, 4  # token types of the GGUF specification
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token types of the GGUF specification
 
 
 def build(file: GGUFFile) -> Any:
@@ -37,13 +37,16 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
+    types = file.field("tokenizer.ggml.token_type")
+    # A padded vocabulary ends in made-up strings that no text has; they must not count as ids that may be emitted.
+    real = max((i for i, kind in enumerate(types) if kind != UNUSED), default=-1) + 1
+    tokens, types = tokens[:real], types[:real]
     merges = [tuple(m.split(" ", 1)) for m in file.field("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    types = file.field("tokenizer.ggml.token_type")
     special = [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED])

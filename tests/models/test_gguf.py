@@ -16,6 +16,7 @@ from headstart.models.gguf import GGUFFile
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
 from headstart.runtime.runner import Feed, Runner
+from headstart.runtime.tokenizer import load_tokenizer, real_vocab
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -264,3 +265,14 @@ def test_metadata_with_a_default(tmp_path, field):
     model = tiny.llama_model(vocab=VOCAB, kv_heads=4)
     tiny.write_gguf(tmp_path / "m.gguf", model, drop=(field,))
     torch.testing.assert_close(logits(load(tmp_path / "m.gguf")), tiny.logits_of(model, TEXT), rtol=1e-3, atol=1e-4)
+
+
+def test_the_strings_of_padding_rows_are_no_ids(tmp_path):
+    """The converter names padded rows [PADn] and marks them unused: they must not be emitted, tempting as their logits are."""
+    size = len(tiny.vocabulary()[0])
+    model = tiny.llama_model(vocab=size, pad_rows=10, dtype=torch.float32)
+    tiny.write_gguf(tmp_path / "m.gguf", model, pad=True)
+    checkpoint = open_checkpoint(str(tmp_path / "m.gguf"))
+    tokenizer = load_tokenizer(checkpoint)
+    assert checkpoint.config["vocab_size"] == size + 10
+    assert real_vocab(tokenizer, size + 10) == size
