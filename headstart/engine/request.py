@@ -12,6 +12,16 @@ from headstart.core.types import Sequence
 from headstart.engine.detokenizer import Detokenizer
 
 
+def _cut_end(pieces: list[str], count: int) -> None:
+    """Take `count` characters off the end of a text given in pieces, in place; the number of pieces stays."""
+    i = len(pieces) - 1
+    while count > 0:
+        cut = min(count, len(pieces[i]))
+        pieces[i] = pieces[i][: len(pieces[i]) - cut]
+        count -= cut
+        i -= 1
+
+
 class Completion:
     """One sequence and its text. Invariant: `pieces` has one string per output token; their concatenation is the text."""
 
@@ -55,28 +65,14 @@ class Completion:
             return None
         at, stop = found
         end = at + len(stop) if self.seq.params.include_stop_str_in_output else at
-        self._drop_text(len(self._tail) - end)
+        _cut_end(self.pieces, len(self._tail) - end)
         return stop
-
-    def _drop_text(self, count: int) -> None:
-        """Take `count` characters off the end of the pieces."""
-        i = len(self.pieces) - 1
-        while count > 0:
-            cut = min(count, len(self.pieces[i]))
-            self.pieces[i] = self.pieces[i][: len(self.pieces[i]) - cut]
-            count -= cut
-            i -= 1
 
     def output(self) -> CompletionOutput:
         """What may be shown now. A possible beginning of a stop string is held back until it is decided."""
         seq, pieces = self.seq, list(self.pieces)
-        hidden = 0 if seq.finished else held_back(self._tail, self.stops)
-        for i in range(len(pieces) - 1, -1, -1):
-            if not hidden:
-                break
-            cut = min(hidden, len(pieces[i]))
-            pieces[i] = pieces[i][: len(pieces[i]) - cut]
-            hidden -= cut
+        if not seq.finished:
+            _cut_end(pieces, held_back(self._tail, self.stops))
         s = self.stats
         metrics = SpecDecodeMetrics(
             s.num_spec_tokens, s.acceptance_histogram, s.num_draft_tokens, list(s.per_step_accepted), list(s.per_step_drafted)

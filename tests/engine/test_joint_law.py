@@ -37,12 +37,12 @@ CASES = [
 ]
 
 
-def exact_law(target: EchoModel, params: SamplingParams) -> dict[tuple[int, ...], float]:
+def exact_law(target: EchoModel, params: SamplingParams, prompt: list[int] = PROMPT) -> dict[tuple[int, ...], float]:
     """Probability of every sequence of three tokens after the prompt, by enumeration."""
     out: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         out = {
-            (*seen, t): mass * p for seen, mass in out.items() for t, p in enumerate(target.law([*PROMPT, *seen], params).tolist()) if p > 0
+            (*seen, t): mass * p for seen, mass in out.items() for t, p in enumerate(target.law([*prompt, *seen], params).tolist()) if p > 0
         }
     return out
 
@@ -129,10 +129,5 @@ def test_laws_of_a_batch_do_not_mix():
     for r, j in zip(requests, itertools.cycle(range(4)), strict=False):
         seen[j].update([tuple(r.output().outputs[0].token_ids)])
     for j, o in enumerate(options):
-        law: dict[tuple[int, ...], float] = {(): 1.0}
-        params = SamplingParams(max_tokens=3, **o)
-        for _ in range(3):
-            law = {
-                (*s, t): m * p for s, m in law.items() for t, p in enumerate(target.law([*PROMPT[: 3 + j], *s], params).tolist()) if p > 0
-            }
+        law = exact_law(target, SamplingParams(max_tokens=3, **o), PROMPT[: 3 + j])
         assert p_value(seen[j], law) > 0.001
