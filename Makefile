@@ -24,12 +24,12 @@ lint: $(STAMP)
 
 # The core is stdlib only: its tests run once more where torch, numpy and the rest cannot be imported.
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 	$(BIN)/python -m pytest -q -p tests.no_torch tests/core
 
 # The joint law of three tokens for every drafter and rule, at full size: about ten minutes.
 proof: $(STAMP)
-	HEADSTART_SAMPLES=50000 $(BIN)/python -m pytest -q tests/core/test_acceptance.py tests/engine/test_joint_law.py
+	HEADSTART_SAMPLES=50000 $(BIN)/python -m pytest -q -n auto tests/core/test_acceptance.py tests/engine/test_joint_law.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

@@ -13,18 +13,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from headstart.api import LLM
     from headstart.core.config import SpeculativeConfig
-    from headstart.core.outputs import CompletionOutput, RequestOutput
-    from headstart.core.params import SamplingParams
+    from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput
+    from headstart.core.params import SamplingParams, StructuredOutputsParams
 
 _HOME = {
     "LLM": "headstart.api",
     "SamplingParams": "headstart.core.params",
+    "StructuredOutputsParams": "headstart.core.params",
     "SpeculativeConfig": "headstart.core.config",
     "RequestOutput": "headstart.core.outputs",
     "CompletionOutput": "headstart.core.outputs",
+    "Logprob": "headstart.core.outputs",
 }
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -182,6 +182,7 @@ def parse_bytes(name: str, value: int | float | str) -> int:
     return size
 
 
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 # Arguments of vLLM's LLM that ask for what the native engine does anyway: accepted at these values, refused otherwise.
@@ -211,6 +212,8 @@ class EngineConfig:
     enable_prefix_caching: share the KV of equal prompt beginnings.
     seed: with a number, requests without a seed of their own are reproducible; None draws fresh seeds.
     device: "cpu", "cuda", "cuda:N", or "auto".
+    logprobs_mode: whether log probabilities are the model's own ("raw_logprobs") or those after every option of the
+        request ("processed_logprobs"). max_logprobs: the most a request may ask for; -1 for no limit.
     """
 
     model: str
@@ -229,6 +232,8 @@ class EngineConfig:
     tokenizer_revision: str | None = None
     chat_template: str | None = None
     hf_token: str | None = None
+    logprobs_mode: str = "raw_logprobs"
+    max_logprobs: int = 20
     speculative: SpeculativeConfig = SpeculativeConfig(method="none")
 
     def __post_init__(self) -> None:
@@ -255,6 +260,9 @@ class EngineConfig:
         for name in ("tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token"):
             text(name, getattr(self, name))
         flag("enable_prefix_caching", self.enable_prefix_caching)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigError(f"logprobs_mode={self.logprobs_mode!r} is not available: {nearest(str(self.logprobs_mode), LOGPROBS_MODES)}")
+        integer("max_logprobs", self.max_logprobs, -1, 1 << 31)
         if not isinstance(self.speculative, SpeculativeConfig):
             raise ConfigError(f"speculative={self.speculative!r} must be a SpeculativeConfig")
         if self.seed is not None:

@@ -87,6 +87,15 @@ class SpecDecodeMetrics:
     per_step_drafted: list[int]
 
 
+@dataclass(frozen=True)
+class Logprob:
+    """vLLM's entry of `logprobs`: natural logarithm, rank from 1 (the likeliest), and the token's own text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
 @dataclass
 class RequestMetrics:
     """Times in seconds on a monotonic clock, and what the request cost."""
@@ -105,7 +114,8 @@ class RequestMetrics:
 class CompletionOutput:
     """One completion. `text` is always the concatenation of `token_texts`.
 
-    `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
+    `logprobs` has one dictionary per token, id -> Logprob: the token itself, then the likeliest ones; None unless asked
+    for. `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
     stood) or "target" (a step without drafts). `token_texts` and `origins` are ours; the rest is vLLM's.
     """
 
@@ -113,7 +123,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: Any = None
+    logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
@@ -124,7 +134,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request: its prompt and its completions so far. `error` is set when the request failed on its own."""
+    """A request: its prompt and its completions so far. `error` is set when the request failed on its own.
+
+    `prompt_logprobs` has one entry per prompt token, None for the first; None unless asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -132,7 +145,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: Any = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     lora_request: Any = None
     num_cached_tokens: int = 0
     error: str | None = None

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from headstart.core.blocks import BlockPool
 from headstart.core.types import Chunk, Sequence
 
+# Rows of one pass that a prompt gets when every row is scored: each makes logits over the whole vocabulary.
+SCORED_ROWS = 256
+
 DraftLength = Callable[[Sequence], int]
 
 
@@ -70,7 +73,7 @@ class Scheduler:
             seq = self.waiting[0]
             if self.pool.share and any(s.request_id == seq.request_id and s.computed < s.prompt_len for s in self.running):
                 return  # a sibling is computing the very prompt this one can then share
-            cached = self.pool.adopt(seq)
+            cached = 0 if seq.score_prompt else self.pool.adopt(seq)
             chunk = self._reserve(seq, rows, draft_length)
             if chunk is None:
                 self.pool.release(seq)
@@ -89,7 +92,7 @@ class Scheduler:
 
         Drafts shrink to the free blocks and to the rows, of which they leave one for each of the `behind` sequences.
         """
-        count = min(len(seq.tokens) - seq.computed, rows)
+        count = min(len(seq.tokens) - seq.computed, rows, SCORED_ROWS if seq.score_prompt else rows)
         chunk = Chunk(seq, count)
         if chunk.samples:
             chunk.k = max(0, min(draft_length(seq), seq.remaining - 1, rows - count - behind))

@@ -37,6 +37,9 @@ class Sequence:
     rule: str = "rejection"  # how drafts are verified: rejection, block or match
     eos_ids: tuple[int, ...] = ()
     max_len: int = 0  # context limit of the target, in tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of what must not be written
+    grammar: Any = None  # ops/grammar.py: what may come next after the committed tokens; None when anything may
+    score_prompt: bool = False  # whether its prompt rows are to be scored, so that all of them must run
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
@@ -51,12 +54,17 @@ class Sequence:
         return self.tokens[self.prompt_len :]
 
     @property
+    def produced(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
     def remaining(self) -> int:
         """How many more tokens may be generated: the smaller of max_tokens and the context."""
         room = self.max_len - len(self.tokens)
         if self.params.max_tokens is None:
             return room
-        return min(room, self.params.max_tokens - (len(self.tokens) - self.prompt_len))
+        return min(room, self.params.max_tokens - self.produced)
 
     @property
     def finished(self) -> bool:

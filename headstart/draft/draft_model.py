@@ -19,6 +19,7 @@ from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
 from headstart.ops.noise import pick, race
 from headstart.ops.sampling import law
+from headstart.ops.shaping import shape
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
 from headstart.runtime.runner import Feed, Model, Runner
@@ -47,7 +48,7 @@ class ModelDrafter(Drafter):
         step = 0
         while active:
             for (chunk, proposal), logits in zip(active, fresh, strict=True):
-                token, q = self._draw(chunk.seq, logits, step)
+                token, q = self._draw(chunk.seq, logits, proposal.tokens)
                 proposal.tokens.append(token)
                 if q is not None:
                     laws.setdefault(chunk.seq.id, []).append(q)
@@ -83,13 +84,15 @@ class ModelDrafter(Drafter):
                     last[seq.id] = logits
         return [last[seq.id] for seq in seqs]
 
-    def _draw(self, seq: Sequence, logits: Tensor, i: int) -> tuple[int, Tensor | None]:
-        """Draft i of this step and the law it was drawn from [1, V]; None where it is a point mass.
+    def _draw(self, seq: Sequence, logits: Tensor, drafts: list[int]) -> tuple[int, Tensor | None]:
+        """The next draft after `drafts`, and the law it was drawn from [1, V]; None where it is a point mass.
 
-        The law is drawn from and reported by the same tensor. In `match` mode the draft runs the target's own race
+        The options of the sequence shape the draft's logits too: not for exactness, but so that more is accepted. The
+        law is drawn from and reported by the same tensor. In `match` mode the draft runs the target's own race
         under its own law, so the two choose alike as often as the noise allows; the target's sample decides.
         """
-        params, length = seq.params, len(seq.tokens)
+        params, length, i = seq.params, len(seq.tokens), len(drafts)
+        logits = shape(logits, seq, drafts)
         if self.temperature is not None:
             params = params.with_temperature(self.temperature)
         if params.greedy or seq.params.greedy:

@@ -70,6 +70,8 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         rule=spec.verify,
         seed=config.seed,
+        logprobs_mode=config.logprobs_mode,
+        max_logprobs=config.max_logprobs,
     )
 
 

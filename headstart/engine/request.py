@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
 from headstart.core.params import SamplingParams
 from headstart.core.stopping import find_stop, held_back, stop_at
 from headstart.core.types import Sequence
@@ -33,7 +33,10 @@ class Completion:
         self.stops: tuple[str, ...] = tuple(seq.params.stop or ())
         self._tail = ""  # the end of the text, long enough for a stop string
         self._keep = max((len(s) for s in self.stops), default=0)
-        self._text = None if tokenizer is None else Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens)
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.cumulative_logprob = 0.0
+        speaks = tokenizer is not None and seq.params.detokenize
+        self._text = Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens) if speaks else None
 
     def push(self, token: int, origin: str) -> bool:
         """Commit one token; True when it ends the sequence, at the same place with and without drafts."""
@@ -59,6 +62,8 @@ class Completion:
         if not self.stops or not piece:
             return None
         self._tail += piece
+        if self.seq.produced <= self.seq.params.min_tokens:  # as in vLLM: what ends within the minimum does not count
+            return None
         found = find_stop(self._tail, len(piece), self.stops)
         if found is None:
             self._tail = self._tail[-self._keep :]
@@ -67,6 +72,17 @@ class Completion:
         end = at + len(stop) if self.seq.params.include_stop_str_in_output else at
         _cut_end(self.pieces, len(self._tail) - end)
         return stop
+
+    @property
+    def scored(self) -> bool:
+        """Whether log probabilities are kept: asked for, or needed to rank completions."""
+        params = self.seq.params
+        return params.logprobs is not None or params.completions > params.n
+
+    def score(self, logprobs: list[dict[int, Logprob]]) -> None:
+        """Take the log probabilities of the tokens pushed last, one dictionary each, its own token first."""
+        self.cumulative_logprob += sum(next(iter(entry.values())).logprob for entry in logprobs)
+        self.logprobs += logprobs
 
     def output(self) -> CompletionOutput:
         """What may be shown now. A possible beginning of a stop string is held back until it is decided."""
@@ -81,6 +97,8 @@ class Completion:
             index=seq.index,
             text="".join(pieces),
             token_ids=seq.output,
+            cumulative_logprob=self.cumulative_logprob if self.scored else None,
+            logprobs=None if seq.params.logprobs is None else list(self.logprobs),
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
             spec_decode_metrics=metrics if s.num_spec_tokens else None,
@@ -97,6 +115,9 @@ class Request:
     ) -> None:
         self.id, self.prompt, self.prompt_ids, self.params = request_id, prompt, prompt_ids, params
         self.completions = completions
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt_ids)
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
@@ -116,9 +137,22 @@ class Request:
             request_id=self.id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_ids,
-            outputs=[c.output() for c in self.completions],
+            outputs=self._ranked(),
             finished=self.finished,
             metrics=metrics,
+            prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.completions[0].seq.cached,
             error=self.error,
         )
+
+    def _ranked(self) -> list[CompletionOutput]:
+        """The completions; of best_of the n likeliest, likeliest first, once all have ended."""
+        params, chosen = self.params, self.completions
+        if params.completions > params.n:
+            if self.finished:
+                chosen = sorted(chosen, key=lambda c: -c.cumulative_logprob)  # stable: of equals the earlier
+            chosen = chosen[: params.n]
+        outputs = [c.output() for c in chosen]
+        for i, out in enumerate(outputs):
+            out.index = i
+        return outputs

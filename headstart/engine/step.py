@@ -18,15 +18,20 @@ import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from torch import Tensor
+
 from headstart.core import rand
 from headstart.core.blocks import BlockPool
 from headstart.core.errors import ConfigError
+from headstart.core.outputs import Logprob
 from headstart.core.params import SamplingParams
 from headstart.core.scheduler import Scheduler
-from headstart.core.types import Chunk, Proposal, Sequence, Verdict
+from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
 from headstart.engine.request import Completion, Request
-from headstart.ops.verify import NonFiniteLogits, verify
+from headstart.ops.grammar import GrammarCompiler
+from headstart.ops.logprobs import Scores, log_law, score
+from headstart.ops.verify import Fault, verify
 from headstart.runtime.runner import Feed, Runner
 
 log = logging.getLogger("headstart")
@@ -47,9 +52,13 @@ class Engine:
         drafts: int = 0,
         rule: str = "rejection",
         seed: int | None = 0,
+        logprobs_mode: str = "raw_logprobs",
+        max_logprobs: int = 20,
     ) -> None:
         self.target, self.drafter, self.pool, self.scheduler = target, drafter, pool, scheduler
         self.tokenizer, self.eos_ids, self.drafts, self.rule, self.seed = tokenizer, tuple(eos_ids), drafts, rule, seed
+        self.processed_logprobs, self.max_logprobs = logprobs_mode == "processed_logprobs", max_logprobs
+        self.grammars = GrammarCompiler(tokenizer, target.vocab, eos_ids)
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[Request, Completion]] = {}  # sequence id -> whose it is
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
@@ -60,16 +69,21 @@ class Engine:
     def add(self, request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> Request:
         """Queue a request. Raises ConfigError when it cannot be served as it is."""
         with self.lock:
+            ids = self._truncated(ids, params)
             self._check(request_id, ids, params)
+            bad_words = self._bad_words(params)
+            grammar = None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
             k = self._draft_count(params)
             seed = params.seed
             if seed is None:
                 seed = secrets.randbits(64) if self.seed is None else rand.child_seed(self.seed, self.sequences)
             completions = []
-            for i in range(params.n):
-                own = seed if params.n == 1 else rand.child_seed(seed, i)
+            for i in range(params.completions):
+                own = seed if params.completions == 1 else rand.child_seed(seed, i)
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
                 seq.rule, seq.eos_ids, seq.max_len = params.verify or self.rule, self.eos_ids, self.target.max_len
+                seq.bad_words, seq.grammar = bad_words, grammar and grammar.fork()
+                seq.score_prompt = params.prompt_logprobs is not None and i == 0
                 self.sequences += 1
                 completions.append(Completion(seq, self.tokenizer, k))
                 self.scheduler.add(seq)
@@ -78,6 +92,27 @@ class Engine:
             self.requests[request_id] = request
             self.owner.update({c.seq.id: (request, c) for c in completions})
             return request
+
+    def _truncated(self, ids: list[int], params: SamplingParams) -> list[int]:
+        """The last `truncate_prompt_tokens` of the prompt; -1 leaves room for max_tokens, or for one token."""
+        keep = params.truncate_prompt_tokens
+        if keep == -1:
+            keep = max(1, self.target.max_len - (params.max_tokens or 1))
+        return ids if keep is None else ids[-keep:]
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token ids of every bad word, as it stands at the beginning of a text and after a space (as in vLLM)."""
+        if not params.bad_words:
+            return ()
+        if self.tokenizer is None:
+            raise ConfigError("bad_words need a tokenizer: ban single ids with logit_bias={id: -100}")
+        out: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+                if ids:
+                    out[ids] = None
+        return tuple(out)
 
     def _check(self, request_id: str, ids: list[int], params: SamplingParams) -> None:
         vocab, limit = self.target.vocab, self.target.max_len
@@ -92,6 +127,14 @@ class Engine:
         bad = next((t for t in ids if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < vocab), None)
         if bad is not None:
             raise ConfigError(f"prompt token id {bad!r} is not an id of the vocabulary (0..{vocab - 1})")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            unknown = next((t for t in getattr(params, name) or () if t >= vocab), None)
+            if unknown is not None:
+                raise ConfigError(f"{name}: token id {unknown} is not an id of the vocabulary (0..{vocab - 1})")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name)
+            if wanted is not None and self.max_logprobs >= 0 and not 0 <= wanted <= self.max_logprobs:
+                raise ConfigError(f"{name}={wanted} is above max_logprobs={self.max_logprobs}: load the model with a larger max_logprobs")
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer: use stop_token_ids")
         if self.drafts == 0 and params.num_speculative_tokens:
@@ -141,20 +184,23 @@ class Engine:
             logits = self.target.forward(feeds)
             touched: dict[str, Request] = {}
             for chunk, proposal, rows in zip(chunks, proposals, logits, strict=True):
-                request, completion = self.owner[chunk.seq.id]
+                seq = chunk.seq
+                request, completion = self.owner[seq.id]
+                if seq.score_prompt:
+                    self._score_prompt(request, chunk, rows[: chunk.count])
+                    rows = rows[chunk.count - 1 :]
                 if not chunk.samples:
-                    chunk.seq.computed += chunk.count
-                    self.pool.publish(chunk.seq)
+                    seq.computed += chunk.count
+                    self.pool.publish(seq)
                     continue
                 touched[request.id] = request
-                seq = chunk.seq
                 try:
-                    verdict = verify(rows, proposal, seq.params, seq.rule, seq.seed, len(seq.tokens))
-                except NonFiniteLogits as e:
-                    request.error = f"{e} at output token {len(seq.tokens) - seq.prompt_len}: the model or its dtype is at fault"
-                    seq.finish_reason = "error"
+                    accepted, tail = verify(rows, proposal, seq)
+                except Fault as e:
+                    self._commit(request, completion, proposal, rows, e.accepted, None)
+                    self._fail(request, seq, str(e))
                 else:
-                    self._commit(request, completion, proposal, verdict)
+                    self._commit(request, completion, proposal, rows, accepted, tail)
             self.drafter.observe(chunks)
             for chunk in chunks:
                 if chunk.seq.finished:
@@ -163,41 +209,68 @@ class Engine:
 
     @staticmethod
     def _rows(chunk: Chunk, proposal: Proposal) -> int:
-        return len(proposal.tokens) + 1 if chunk.samples else 0
+        drafts = len(proposal.tokens)
+        if chunk.seq.score_prompt:
+            return chunk.count + drafts
+        return drafts + 1 if chunk.samples else 0
 
     def _propose(self, chunks: list[Chunk]) -> list[Proposal]:
         """The drafter's proposals, made safe: whatever goes wrong there costs this step its drafts and nothing else."""
-        if all(c.k == 0 for c in chunks):
-            return [Proposal() for _ in chunks]
+        proposals = [self._forced(c) for c in chunks]
+        rest = [i for i, (c, p) in enumerate(zip(chunks, proposals, strict=True)) if c.k and not p.tokens]
+        if not rest:
+            return proposals
         try:
-            proposals = self.drafter.propose(chunks)
-            if len(proposals) != len(chunks):
-                raise ValueError(f"{len(proposals)} proposals for {len(chunks)} chunks")
+            proposed = self.drafter.propose([chunks[i] for i in rest])
+            if len(proposed) != len(rest):
+                raise ValueError(f"{len(proposed)} proposals for {len(rest)} chunks")
         except Exception:
             log.exception("the drafter failed; this step runs without drafts")
-            return [Proposal() for _ in chunks]
-        return [self._sane(c, p) for c, p in zip(chunks, proposals, strict=True)]
+            return proposals
+        for i, proposal in zip(rest, proposed, strict=True):
+            proposals[i] = self._sane(chunks[i], proposal)
+        return proposals
+
+    @staticmethod
+    def _forced(chunk: Chunk) -> Proposal:
+        """What the grammar leaves no choice about is drafted without asking the drafter."""
+        grammar = chunk.seq.grammar
+        return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [])
 
     def _sane(self, chunk: Chunk, proposal: Proposal) -> Proposal:
+        """The part of a proposal that can be judged: known ids, no more than asked for, no further than the grammar goes."""
         tokens, probs = proposal.tokens[: chunk.k], proposal.probs
         if not all(isinstance(t, int) and 0 <= t < self.target.vocab for t in tokens):
             log.warning("the drafter proposed an id outside the vocabulary; this step runs without drafts")
             return Proposal()
+        if chunk.seq.grammar is not None:
+            # A draft of a reported law is judged even when the grammar forbids it: dropping it for its value would be a bias.
+            tokens = tokens[: chunk.seq.grammar.valid(tokens) + (probs is not None)]
         return Proposal(tokens, None if probs is None else probs[: len(tokens)])
 
-    def _commit(self, request: Request, completion: Completion, proposal: Proposal, verdict: Verdict) -> None:
-        """Append what stands up to the first end, roll back the rest, give its slots back."""
-        seq, drafted = completion.seq, len(proposal.tokens)
+    def _commit(self, request: Request, completion: Completion, proposal: Proposal, rows: Tensor, accepted: int, tail: int | None) -> None:
+        """Append what stands up to the first end, roll back the rest, give its slots back. `tail` None: a row had no law."""
+        seq, drafted, start = completion.seq, len(proposal.tokens), len(completion.seq.tokens)
+        judged = accepted + (tail is not None)  # rows that yield a token
+        laws = log_law(rows[:judged], seq, proposal.tokens[: judged - 1], self.processed_logprobs) if completion.scored and judged else None
         kept, ended = 0, False
-        for token in proposal.tokens[: verdict.accepted]:
+        for token in proposal.tokens[:accepted]:
             ended = completion.push(token, "draft")
             kept += 1
             if ended:
                 break
-        if ended:
+        if ended or tail is None:
             drafted = kept  # the drafts behind the end were never judged
         else:
-            completion.push(verdict.tail, "target" if not drafted else "bonus" if kept == drafted else "recovered")
+            completion.push(tail, "target" if not drafted else "bonus" if kept == drafted else "recovered")
+        new = seq.tokens[start:]
+        if laws is not None:
+            completion.score(self._named(score(laws[: len(new)], new, seq.params.logprobs or 0), seq.params))
+        if seq.grammar is not None:
+            try:
+                seq.grammar.commit(new)
+            except ValueError as e:
+                self._fail(request, seq, str(e))
         completion.stats.add(drafted, kept)
         request.metrics.num_passes += 1
         if request.metrics.first_token_time is None:
@@ -205,6 +278,27 @@ class Engine:
         seq.computed = len(seq.tokens) - 1  # the rollback: what lies beyond is unreachable and will be overwritten
         self.pool.publish(seq)
         self.pool.trim(seq.table, len(seq.tokens))
+
+    def _fail(self, request: Request, seq: Sequence, words: str) -> None:
+        """End one sequence with an error; unless its text has ended anyway."""
+        if not seq.finished:
+            request.error = f"{words}, at output token {seq.produced}"
+            seq.finish_reason = "error"
+
+    def _score_prompt(self, request: Request, chunk: Chunk, rows: Tensor) -> None:
+        """Log probabilities of the prompt tokens that these rows, one per token fed, predict."""
+        seq, at = chunk.seq, chunk.seq.computed + 1
+        tokens = seq.tokens[at : min(at + chunk.count, seq.prompt_len)]
+        if tokens:
+            assert request.prompt_logprobs is not None
+            laws = log_law(rows[: len(tokens)], seq, [], False)
+            scores = score(laws, tokens, request.params.prompt_logprobs or 0)
+            request.prompt_logprobs[at : at + len(tokens)] = self._named(scores, seq.params)
+
+    def _named(self, scores: list[Scores], params: SamplingParams) -> list[dict[int, Logprob]]:
+        """vLLM's form, with the text of each token where there is a tokenizer and text is wanted."""
+        speaks = self.tokenizer is not None and params.detokenize
+        return [{t: Logprob(p, rank, self.tokenizer.decode([t]) if speaks else None) for t, (p, rank) in entry.items()} for entry in scores]
 
     def _mark_scheduled(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

@@ -1,6 +1,6 @@
 """The law of the next token: one function for plain decoding, for every verified row, and for the draft's own draws.
 
-Order: logits in fp32 -> temperature -> min_p -> top_k -> top_p, each filter on the renormalised survivors of the one
+Order: shaped logits (`shaping.py`) in fp32 -> temperature -> min_p -> top_k -> top_p, each filter on the renormalised survivors of the one
 before. Filters keep every token that ties with the last one kept, so the law is a function of the logits alone.
 """
 

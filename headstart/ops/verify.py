@@ -9,29 +9,67 @@ import torch
 from torch import Tensor
 
 from headstart.core import acceptance, rand
-from headstart.core.params import SamplingParams
-from headstart.core.types import Proposal, Verdict
+from headstart.core.types import Proposal, Sequence, Verdict
 from headstart.ops.noise import pick, race
 from headstart.ops.sampling import law
+from headstart.ops.shaping import ProcessorError, shape
 
 
-class NonFiniteLogits(ValueError):
-    """A row of logits holds NaN or infinity, so it has no law."""
+class Fault(ValueError):
+    """A row has no law, so its sequence ends here: after `accepted` drafts, which stand."""
+
+    def __init__(self, accepted: int, words: str) -> None:
+        super().__init__(words)
+        self.accepted = accepted
 
 
-def verify(logits: Tensor, proposal: Proposal, params: SamplingParams, rule: str, seed: int, length: int) -> Verdict:
+def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     """How many of k drafts stand, and the token after them.
 
-    logits: [k + 1, V] of the target, row i before draft i is fed. length: committed tokens at the start of the step,
-    which keys the uniforms. rule: "rejection", "block" or "match". Raises NonFiniteLogits.
+    logits: [k + 1, V] of the target, row i before draft i is fed. The sequence brings its options, its rule, its seed and,
+    by the number of its committed tokens, the key of the uniforms. Raises Fault where plain decoding would meet a row
+    without a law; a row that only a rejected draft leads to harms nobody.
     """
+    drafts, q = proposal.tokens, proposal.probs
+    shaped, fault = _usable(logits, seq, drafts)
+    if fault is not None:
+        drafts, q = drafts[: fault.accepted], None if q is None else q[: fault.accepted]
+    verdict = _decide(shaped, drafts, q, seq)
+    if fault is not None and verdict.accepted == fault.accepted:
+        raise fault
+    return verdict
+
+
+def _usable(logits: Tensor, seq: Sequence, drafts: list[int]) -> tuple[Tensor, Fault | None]:
+    """The shaped rows. From the first row on that has no law they are cut off, with a placeholder for that row itself."""
     if not bool(torch.isfinite(logits.sum())):
-        raise NonFiniteLogits("the logits are not finite")
-    drafts = proposal.tokens
+        row = int(torch.isfinite(logits.sum(-1)).logical_not().nonzero()[0])
+        return _until(row, "the logits are not finite: the model or its dtype is at fault", logits, seq, drafts)
+    try:
+        shaped = shape(logits, seq, drafts)
+    except ProcessorError as e:
+        return _until(e.row, str(e), logits, seq, drafts)
+    top = shaped.amax(-1)  # NaN where a row holds one, -inf where nothing may come
+    if shaped is logits or bool(torch.isfinite(top).all()):
+        return shaped, None
+    row = int(torch.isfinite(top).logical_not().nonzero()[0])
+    nothing = bool(top[row] == float("-inf"))
+    words = "the options of this request allow no token" if nothing else "a logits processor gave logits that are not finite"
+    return _until(row, words, logits, seq, drafts)
+
+
+def _until(row: int, words: str, logits: Tensor, seq: Sequence, drafts: list[int]) -> tuple[Tensor, Fault]:
+    placeholder = torch.zeros_like(logits[:1])
+    rows = [shape(logits[:row], seq, drafts[: row - 1])] if row else []
+    return torch.cat([*rows, placeholder]), Fault(row, words)
+
+
+def _decide(logits: Tensor, drafts: list[int], q: Tensor | None, seq: Sequence) -> Verdict:
+    params, seed, length = seq.params, seq.seed, len(seq.tokens)
     if params.greedy:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
     p = law(logits, params)
-    if rule == "match" or not drafts:
+    if seq.rule == "match" or not drafts:
         # A step without drafts is plain sampling under every rule, so `match` equals it by construction.
         choices: list[int] = []
         for i in range(len(drafts) + 1):
@@ -41,7 +79,7 @@ def verify(logits: Tensor, proposal: Proposal, params: SamplingParams, rule: str
         return acceptance.verify_match(choices, drafts)
     accept = [rand.uniform(seed, rand.ACCEPT, length, i) for i in range(len(drafts))]
     tail = rand.uniform(seed, rand.TAIL, length)
-    return judge(p, drafts, proposal.probs, rule, accept, tail)
+    return judge(p, drafts, q, seq.rule, accept, tail)
 
 
 def judge(p: Tensor, drafts: list[int], q: Tensor | None, rule: str, u: list[float], u_tail: float) -> Verdict:

@@ -228,6 +228,10 @@ JUNK = [math.nan, math.inf, -math.inf, -1.5, -(10**30), 10**30, 10**400, "x", "5
 
 SAMPLING = {
     "n": [0, -1, 257, 1.0, True],
+    "best_of": [0, -1, 257, 1.0, True],
+    "presence_penalty": [-2.1, 2.1, True, "1", None],
+    "frequency_penalty": [-2.1, 2.1, True, "1", None],
+    "repetition_penalty": [0, 0.0, -1.0, 101, True, "1", None],
     "temperature": [-0.1, 1e5, True, "0.7"],
     "top_p": [0, 0.0, -0.1, 1.01, True],
     "top_k": [-2, 1.0, True, 1 << 31],
@@ -235,10 +239,24 @@ SAMPLING = {
     "seed": [1.0, True, 1 << 64, -(1 << 63) - 1],
     "stop": [5, True, "", [""], ["a", 5], ["a", None], b"ab"],
     "stop_token_ids": [5, 0, True, "12", [-1], [1.0], [True], ["1"], [None]],
+    "bad_words": [5, True, "ab", [""], ["a", 5], b"ab"],
     "ignore_eos": [1, 0, None, "yes"],
     "max_tokens": [0, -1, 1.0, True],
+    "min_tokens": [-1, 1.0, True, None, 17],
+    "logprobs": [-2, 1.0, True, 1 << 31],
+    "prompt_logprobs": [-2, 1.0, True, 1 << 31],
+    "detokenize": [1, 0, None, "yes"],
     "skip_special_tokens": [1, 0, None, "no"],
     "include_stop_str_in_output": [1, 0, None, "no"],
+    "logits_processors": [5, True, print, [5], ["print"], {"a": print}],
+    "truncate_prompt_tokens": [0, -2, 1.0, True],
+    "structured_outputs": [
+        *(5, True, "a+", ["a"], {"jsn": {}}, {"json": "{"}, {"json": "5"}, {"json": {"a": object()}}, {"regex": ""}),
+        *({"regex": "a", "choice": ["a"]}, {"choice": []}, {"choice": "ab"}, {"regex": "a", "disable_any_whitespace": True}),
+        *({"json_object": False}, {"json_object": 2}, {"grammar": 5}),
+    ],
+    "logit_bias": [5, True, "x", [1], {"a": 1}, {-1: 1}, {1: 101}, {1: "2"}, {1: math.nan}, {1: -math.inf}, {1.5: 1}, {True: 1}],
+    "allowed_token_ids": [5, True, "12", [], [-1], [1.0], [True]],
     "num_speculative_tokens": [-1, 129, 1.0, True],
     "verify": ["", "typical", True, 1],
 }
@@ -270,11 +288,14 @@ ENGINE = {
     "tokenizer_revision": ["", True, 1],
     "chat_template": [True, 1],
     "hf_token": [1],
+    "logprobs_mode": ["", "raw", "raw_logits", None, True],
+    "max_logprobs": [-2, 1.0, True, None],
     "speculative": [1, None, True, 1, "ngram", {"method": "ngram"}],
 }
 
 # What of JUNK is a fair value of a field after all: an empty list of stops, and any text for a name.
-FAIR = {"stop": ["x", "5", [], ()], "stop_token_ids": [[], [1]]}
+FAIR = {"stop": ["x", "5", [], ()], "stop_token_ids": [[], [1]], "allowed_token_ids": [[1]], "bad_words": [[]]}
+FAIR |= {"presence_penalty": [-1.5], "frequency_penalty": [-1.5], "logits_processors": [[]], "logit_bias": [{}]}
 NAMES = ("model", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
 
 
@@ -354,6 +375,10 @@ def test_bad_speculative_config():
     ("cls", "good"),
     [
         (SamplingParams, {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 1, "seed": -5, "n": 256, "max_tokens": None}),
+        (SamplingParams, {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 100, "min_tokens": 16, "logprobs": -1}),
+        (SamplingParams, {"logit_bias": {"5": 100, 6: -100}, "allowed_token_ids": (0,), "truncate_prompt_tokens": -1, "best_of": 256}),
+        (SamplingParams, {"structured_outputs": {"json": "{}"}, "bad_words": ("a",), "logits_processors": [print]}),
+        (SamplingParams, {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}, "detokenize": False}),
         (SamplingParams, {"stop": "a", "stop_token_ids": (0,), "num_speculative_tokens": 0, "verify": "match"}),
         (SpeculativeConfig, {"model": D, "num_speculative_tokens": 128, "draft_temperature": 0, "max_model_len": 1}),
         (SpeculativeConfig, {"method": "none", "num_speculative_tokens": 0}),
@@ -365,6 +390,23 @@ def test_limits_are_fair_values(cls, good):
     made = cls(**good)
     with pytest.raises(FrozenInstanceError):
         made.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 3, "best_of": 2}, ("best_of=2", "n=3")),
+        ({"min_tokens": 9, "max_tokens": 8}, ("min_tokens=9", "max_tokens=8")),
+        ({"detokenize": False, "stop": "a"}, ("detokenize", "stop_token_ids")),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, ("ignore_eos", "structured_outputs")),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 1}, ("min_tokens", "structured_outputs")),
+        ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, ("allowed_token_ids", "structured_outputs")),
+        ({"structured_outputs": {}}, ("exactly one", "none")),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, ("exactly one", "json, regex")),
+    ],
+)
+def test_options_that_cannot_be_combined(options, words):
+    refused(lambda: SamplingParams(**options), *words)
 
 
 def test_stops_are_tuples():

@@ -12,14 +12,26 @@ import os
 from collections import Counter
 
 import pytest
+import torch
 
 from headstart.core.params import SamplingParams
+from headstart.ops.sampling import law
 from tests.doubles import EchoModel, make_drafter, make_engine, totals
+from tests.reference import letters_tokenizer, matches, shaped
 
 stats = pytest.importorskip("scipy.stats")
 
-SAMPLES = int(os.environ.get("HEADSTART_SAMPLES", "6000"))
+SAMPLES = int(os.environ.get("HEADSTART_SAMPLES", "3000"))
 PROMPT = [2, 5, 2, 5, 1, 2]
+
+
+def shy(tokens, row):
+    """A logits processor: less of what came two tokens ago."""
+    row = row.clone()
+    row[tokens[-2]] -= 1.5
+    return row
+
+
 CASES = [
     ("none", "rejection", {}),
     ("ngram", "rejection", {}),
@@ -34,17 +46,28 @@ CASES = [
     ("model", "rejection", {"temperature": 0.6, "top_k": 5, "top_p": 0.9, "min_p": 0.05}),
     ("adversary", "block", {"temperature": 1.4, "top_p": 0.8}),
     ("ngram", "rejection", {"temperature": 0.8, "top_k": 4}),
+    ("model", "rejection", {"presence_penalty": 0.6, "frequency_penalty": 0.8, "repetition_penalty": 1.5}),
+    ("adversary", "block", {"presence_penalty": -0.6, "frequency_penalty": 0.8, "repetition_penalty": 0.7, "temperature": 0.8}),
+    ("ngram", "rejection", {"logit_bias": {1: 1.5, 4: -1.0}, "min_tokens": 2, "stop_token_ids": [1]}),
+    ("adversary", "rejection", {"min_tokens": 1, "stop_token_ids": [3, 5], "allowed_token_ids": [0, 2, 3, 5]}),
+    ("model", "block", {"logits_processors": [shy], "top_k": 4, "logprobs": 1}),
+    ("model", "match", {"presence_penalty": 0.6, "logits_processors": [shy], "logit_bias": {0: 1.0}}),
 ]
 
 
 def exact_law(target: EchoModel, params: SamplingParams, prompt: list[int] = PROMPT) -> dict[tuple[int, ...], float]:
-    """Probability of every sequence of three tokens after the prompt, by enumeration."""
-    out: dict[tuple[int, ...], float] = {(): 1.0}
+    """Probability of every output of at most three tokens after the prompt, by enumeration."""
+    open_, done = {(): 1.0}, {}
     for _ in range(3):
-        out = {
-            (*seen, t): mass * p for seen, mass in out.items() for t, p in enumerate(target.law([*prompt, *seen], params).tolist()) if p > 0
-        }
-    return out
+        longer = {}
+        for seen, mass in open_.items():
+            row = target.logits((*prompt, *seen))[: target.vocab].tolist()
+            p = law(torch.tensor(shaped(row, prompt, list(seen), params), dtype=torch.float64)[None], params)[0]
+            for t, probability in enumerate(p.tolist()):
+                if probability > 0:
+                    (done if t in params.stop_token_ids else longer)[(*seen, t)] = mass * probability
+        open_ = longer
+    return {**open_, **done}
 
 
 def samples(kind: str, rule: str, options: dict, count: int):
@@ -129,5 +152,46 @@ def test_laws_of_a_batch_do_not_mix():
     for r, j in zip(requests, itertools.cycle(range(4)), strict=False):
         seen[j].update([tuple(r.output().outputs[0].token_ids)])
     for j, o in enumerate(options):
-        law = exact_law(target, SamplingParams(max_tokens=3, **o), PROMPT[: 3 + j])
-        assert p_value(seen[j], law) > 0.001
+        assert p_value(seen[j], exact_law(target, SamplingParams(max_tokens=3, **o), PROMPT[: 3 + j])) > 0.001
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("model", "rejection"), ("adversary", "block"), ("ngram", "rejection")])
+def test_structured_output_follows_the_constrained_law(kind, rule):
+    """The grammar's mask at every row: short outputs of a small language, against exact enumeration."""
+    tokenizer = letters_tokenizer()
+    target = EchoModel(vocab=len(tokenizer), local=2.0, whole=1.5)
+    made = make_engine(
+        target,
+        make_drafter(kind, target, max_rows=4096),
+        rule=rule,
+        k=3,
+        max_seqs=256,
+        max_rows=4096,
+        blocks=4096,
+        tokenizer=tokenizer,
+        eos=(0,),
+    )
+    made.draft_length = lambda seq: (seq.id * 7 + len(seq.tokens)) % 4
+    seen: Counter[tuple[int, ...]] = Counter()
+    count = SAMPLES // 3
+    wanted = {"regex": "[abc]{1,3}d?"}
+    requests = [made.add(str(i), None, PROMPT, SamplingParams(max_tokens=6, seed=i, structured_outputs=wanted)) for i in range(count)]
+    while made.has_work:
+        made.step()
+    outputs = [r.output() for r in requests]
+    seen.update(tuple(o.outputs[0].token_ids) for o in outputs)
+    exact: dict[tuple[int, ...], float] = {}
+    allowed, open_ = matches(wanted["regex"], tokenizer, (0,)), {(): 1.0}
+    while open_:
+        (ids, mass), *rest = open_.items()
+        open_ = dict(rest)
+        row = target.logits((*PROMPT, *ids)).tolist()
+        p = law(
+            torch.tensor(shaped(row, PROMPT, list(ids), SamplingParams(), allowed=allowed), dtype=torch.float64)[None], SamplingParams()
+        )[0]
+        for t, probability in enumerate(p.tolist()):
+            if probability > 0:
+                (exact if t == 0 else open_)[(*ids, t)] = mass * probability
+    assert p_value(seen, exact) > 0.001
+    drafted, accepted = totals(outputs)
+    assert drafted > accepted > 0

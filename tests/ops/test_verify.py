@@ -10,13 +10,19 @@ import torch
 from headstart.core import rand
 from headstart.core.acceptance import verify_block, verify_token
 from headstart.core.params import SamplingParams
-from headstart.core.types import Proposal, Verdict
+from headstart.core.types import Proposal, Sequence, Verdict
 from headstart.ops.noise import race
 from headstart.ops.sampling import law
-from headstart.ops.verify import NonFiniteLogits, judge, verify
+from headstart.ops.verify import Fault, judge
+from headstart.ops.verify import verify as verify_sequence
 
 LAST = 1 - 2.0**-53
 CORE = {"rejection": verify_token, "block": verify_block}
+
+
+def verify(logits, proposal, params, rule, seed, length) -> Verdict:
+    """The verifier on a sequence that has just these properties."""
+    return verify_sequence(logits, proposal, Sequence(0, "r", 0, params, [0] * length, length, seed, rule))
 
 
 def tensor(rows) -> torch.Tensor:
@@ -192,12 +198,12 @@ def test_rows_without_a_law_raise(bad, rule, temperature):
         logits, _ = random_step(row, 2, 8193)
         logits = logits.float()
         logits[row, 8192 - row] = bad
-        with pytest.raises(NonFiniteLogits):
+        with pytest.raises(Fault):
             verify(logits, Proposal([1, 2]), params, rule, 0, 5)
-        with pytest.raises(NonFiniteLogits):
+        with pytest.raises(Fault):
             verify(logits[row : row + 1], Proposal(), params, rule, 0, 5)
     logits[:] = bad
-    with pytest.raises(NonFiniteLogits):
+    with pytest.raises(Fault):
         verify(logits, Proposal([1, 2]), params, rule, 0, 5)
 
 

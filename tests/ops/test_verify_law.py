@@ -17,7 +17,7 @@ import torch
 from headstart.core import rand
 from headstart.core.acceptance import pick, verify_block, verify_token
 from headstart.core.params import SamplingParams
-from headstart.core.types import Proposal, Verdict
+from headstart.core.types import Proposal, Sequence, Verdict
 from headstart.ops.sampling import law
 from headstart.ops.verify import verify
 
@@ -50,7 +50,8 @@ Step = Callable[[Pair, int, list[int], str, int, int], Verdict]
 
 
 def tensor_step(pair: Pair, last: int, drafts: list[int], rule: str, seed: int, length: int) -> Verdict:
-    return verify(pair.logits[[last, *drafts]], Proposal(drafts, pair.q[[last, *drafts[:-1]]]), PARAMS, rule, seed, length)
+    seq = Sequence(0, "r", 0, PARAMS, [0] * length, length, seed, rule)
+    return verify(pair.logits[[last, *drafts]], Proposal(drafts, pair.q[[last, *drafts[:-1]]]), seq)
 
 
 def core_step(pair: Pair, last: int, drafts: list[int], rule: str, seed: int, length: int) -> Verdict:
