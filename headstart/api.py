@@ -104,6 +104,8 @@ class LLM:
         return [r.output() for r in requests]
 
     def _stream(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Iterator[RequestOutput]:
+        if params.completions > params.n:
+            raise ConfigError(f"best_of={params.best_of} cannot be streamed: which {params.n} are the likeliest is known at the end only")
         request = self.engine.add(str(next(self._ids)), *encoded, params)
 
         def outputs() -> Iterator[RequestOutput]:

@@ -1,7 +1,8 @@
 """`--json`: one document. The schema is stable; `version` changes when a field changes its meaning or goes.
 
 {version, headstart, model, speculative_config, sampling, outputs: [{prompt, prompt_token_ids, error, completions: [{index,
-text, token_ids, origins, finish_reason, stop_reason}], metrics}]}; with --compare also `compare`.
+text, token_ids, origins, finish_reason, stop_reason}], metrics}]}; with --compare also `compare`, with --logprobs also
+`cumulative_logprob` and `logprobs` (for each token a list, itself first, then the likeliest) in each completion.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart import __version__
 from headstart.cli.show import per_pass, speed
-from headstart.core.outputs import RequestOutput
+from headstart.core.outputs import CompletionOutput, RequestOutput
 from headstart.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def document(llm: LLM, texts: list[str], outputs: list[RequestOutput], params: S
         "headstart": __version__,
         "model": llm.config.model,
         "speculative_config": {k: v for k, v in spec.items() if v is not None} if llm.speculation else None,
-        "sampling": {k: v for k, v in asdict(params).items() if v is not None},
+        "sampling": {k: v for k, v in asdict(params).items() if v not in (None, (), {})},
         "outputs": [one(text, output) for text, output in zip(texts, outputs, strict=True)],
     }
 
@@ -52,6 +53,7 @@ def one(text: str, output: RequestOutput) -> dict[str, Any]:
                 "origins": list(c.origins),
                 "finish_reason": c.finish_reason,
                 "stop_reason": c.stop_reason,
+                **_scores(c),
             }
             for c in output.outputs
         ],
@@ -70,6 +72,13 @@ def one(text: str, output: RequestOutput) -> dict[str, Any]:
             "speculative_decoding": m.speculative_decoding.as_dict(),
         },
     }
+
+
+def _scores(c: CompletionOutput) -> dict[str, Any]:
+    if c.logprobs is None:
+        return {}
+    entries = [[{"token_id": t, **asdict(scored)} for t, scored in entry.items()] for entry in c.logprobs]
+    return {"cumulative_logprob": c.cumulative_logprob, "logprobs": entries}
 
 
 def write(value: dict[str, Any]) -> None:

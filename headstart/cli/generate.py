@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
@@ -37,11 +38,18 @@ def generate(
     ] = None,
     system: Annotated[str | None, Option("--system", help="System prompt.", metavar="TEXT")] = None,
     comparing: Annotated[bool, Option("--compare", help="Run without and with drafts, and show both.")] = False,
+    logprobs: Annotated[
+        int | None, Option("--logprobs", help="With --json: log probabilities of each token and of the N likeliest.", metavar="N")
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print the text only.")] = False,
 ) -> None:
     """Complete prompts. Accepted drafts are underlined as the text streams; a pipe gets the text alone."""
     params = sampling.params(temperature=0.0)
+    if logprobs is not None:
+        if not json:
+            raise ConfigError(f"--logprobs {logprobs} has no effect without --json: add --json")
+        params = replace(params, logprobs=logprobs)
     config = speculation.config()
     if comparing and (config is None or config.get("method") == "none"):
         raise ConfigError("--compare needs something that drafts: add --draft ngram or --draft MODEL")

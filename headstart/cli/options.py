@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 from typer import Option
 
 from headstart.core.config import METHODS
-from headstart.core.errors import ConfigError, nearest
+from headstart.core.errors import ConfigError, first_line, nearest
 from headstart.core.params import SamplingParams
 
 
@@ -102,8 +102,20 @@ class SamplingOptions:
     top_p: Annotated[float, Option(help="Smallest set of tokens with this probability.", metavar="P")] = 1.0
     top_k: Annotated[int, Option(help="The K likeliest tokens; 0 is off.", metavar="K")] = 0
     min_p: Annotated[float, Option(help="Tokens at least this likely relative to the likeliest.", metavar="P")] = 0.0
+    presence_penalty: Annotated[float, Option(help="Less (or with a minus more) of what was written before.", metavar="X")] = 0.0
+    frequency_penalty: Annotated[float, Option(help="The same, times how often it was written.", metavar="X")] = 0.0
+    repetition_penalty: Annotated[float, Option(help="Above 1: less of what the prompt or the answer holds.", metavar="X")] = 1.0
+    logit_bias: Annotated[list[str], Option(help="Add X to the logit of a token id. May be repeated.", metavar="ID=X")] = field(
+        default_factory=list
+    )
+    bad_word: Annotated[list[str], Option(help="Never write this. May be repeated.", metavar="TEXT")] = field(default_factory=list)
+    json_schema: Annotated[str | None, Option(help="The answer is JSON of this schema.", metavar="FILE|JSON")] = None
+    regex: Annotated[str | None, Option(help="The answer matches this expression.", metavar="RE")] = None
+    choice: Annotated[list[str], Option(help="The answer is one of these. Repeat it.", metavar="TEXT")] = field(default_factory=list)
+    grammar: Annotated[str | None, Option(help="The answer follows this grammar (Lark form).", metavar="FILE|TEXT")] = None
     seed: Annotated[int | None, Option(help="Makes sampling repeatable. Default: a fresh one.", metavar="N")] = None
     n: Annotated[int, Option("--n", help="Completions per prompt.", metavar="N")] = 1
+    min_tokens: Annotated[int, Option(help="Do not end before this many tokens.", metavar="N")] = 0
     stop: Annotated[list[str], Option(help="End at this text. May be repeated.", metavar="TEXT")] = field(default_factory=list)
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after the end-of-text token.")] = False
 
@@ -115,11 +127,51 @@ class SamplingOptions:
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=dict(_pair(text) for text in self.logit_bias),
+            bad_words=self.bad_word,
+            structured_outputs=self._structured(),
+            min_tokens=self.min_tokens,
             seed=self.seed,
             stop=self.stop or None,
             ignore_eos=self.ignore_eos,
             max_tokens=self.max_tokens,
         )
+
+    def _structured(self) -> dict[str, Any] | None:
+        asked = {
+            "json": None if self.json_schema is None else _text_or_file("--json-schema", self.json_schema, "{"),
+            "regex": self.regex,
+            "choice": self.choice or None,
+            "grammar": None if self.grammar is None else _text_or_file("--grammar", self.grammar, ":"),
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        return given or None
+
+
+def _pair(text: str) -> tuple[int, float]:
+    """`ID=X`. Raises ConfigError."""
+    token, equals, bias = text.partition("=")
+    try:
+        if equals and token.strip().isdecimal():
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise ConfigError(f"--logit-bias {text} must be a token id and a number: write --logit-bias 42=-100")
+
+
+def _text_or_file(flag: str, value: str, sign: str) -> str:
+    """What was written, if it has the sign of what is expected; else the content of the file it names. Raises ConfigError."""
+    from pathlib import Path
+
+    if sign in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{flag} {value} is neither the thing itself nor a text file that can be read ({first_line(e)})") from None
 
 
 def split_draft(value: str, has_model: bool) -> tuple[str, str]:

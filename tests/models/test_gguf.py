@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 
 from headstart.core.errors import ModelError
 from headstart.models import gguf as gguf_module
-from headstart.models.demo import MEMBER, cache_folder
 from headstart.models.gguf import GGUFFile
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
@@ -139,15 +137,6 @@ def test_text_survives(tmp_path):
     tokenizer = GGUFFile(tmp_path / "m.gguf").tokenizer()
     for text in CORPUS:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
-
-
-@pytest.fixture(scope="module")
-def real_file() -> Path:
-    """The demo checkpoint: $HEADSTART_TEST_GGUF, or what `headstart demo` left in the cache. Never fetched by a test."""
-    path = Path(os.environ.get("HEADSTART_TEST_GGUF") or cache_folder() / Path(MEMBER).name)
-    if not path.is_file():
-        pytest.skip("no demo checkpoint: set HEADSTART_TEST_GGUF, or run `headstart demo` once")
-    return path
 
 
 @pytest.mark.real

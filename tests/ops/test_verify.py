@@ -191,17 +191,30 @@ def test_verify_uses_the_uniforms_of_its_own_lanes(rule):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rule", ["rejection", "block", "match"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_without_a_law_raise(bad, rule, temperature):
-    """A plausible id is worse than an error; whichever row it is, and with or without drafts."""
+def test_rows_without_a_law_raise_where_they_are_reached(bad, rule, temperature):
+    """A plausible id is worse than an error, and an error that plain decoding does not have is worse than none."""
     params = SamplingParams(temperature=temperature)
     for row in range(3):
-        logits, _ = random_step(row, 2, 8193)
-        logits = logits.float()
+        clean, _ = random_step(row, 2, 8193)
+        p = law(clean, params)
+        drafts = [race(p[i], 0, 5 + i) for i in range(2)]
+        proposal = Proposal(drafts, None if rule == "match" else p[:2])  # every draft stands
+        assert verify(clean, proposal, params, rule, 0, 5).accepted == 2
+        logits = clean.float()
         logits[row, 8192 - row] = bad
-        with pytest.raises(Fault):
-            verify(logits, Proposal([1, 2]), params, rule, 0, 5)
+        logits[row + 1 :, 7] = bad  # what comes after the first broken row does not matter
+        with pytest.raises(Fault, match="not finite") as fault:
+            verify(logits, proposal, params, rule, 0, 5)
+        assert fault.value.accepted == row
         with pytest.raises(Fault):
             verify(logits[row : row + 1], Proposal(), params, rule, 0, 5)
+        for wrong in range(row):  # a draft that falls before the broken row: nobody gets there
+            other = [*drafts]
+            other[wrong] = next(t for t in range(8193) if p[wrong, t] < p[wrong, drafts[wrong]] * 1e-3)
+            certain = Proposal(other, None)
+            if rule == "match" or temperature == 0:
+                assert verify(logits, certain, params, rule, 0, 5) == verify(clean, certain, params, rule, 0, 5)
+                assert verify(logits, certain, params, rule, 0, 5).accepted == wrong
     logits[:] = bad
     with pytest.raises(Fault):
         verify(logits, Proposal([1, 2]), params, rule, 0, 5)
