@@ -35,18 +35,24 @@ def law(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _keep(p: Tensor, kept: Tensor) -> Tensor:
-    p = p * kept
+    p = torch.where(kept, p, 0.0)  # several times faster than p * kept
     return p / p.sum(-1, keepdim=True)
 
 
 def _top_p_threshold(p: Tensor, top_p: float) -> Tensor:
     """The smallest probability [R, 1] of the shortest run of largest ones whose mass reaches top_p."""
-    size = min(TOP_P_HEAD, p.shape[-1])
-    largest = p.topk(size, -1).values
-    mass = largest.cumsum(-1)
-    # Asked of the same running sum that counts below, so that a row keeps as many whether or not a neighbour needs the sort.
-    if size < p.shape[-1] and bool((mass[:, -1] < top_p).any()):
-        largest = p.sort(-1, descending=True).values
-        mass = largest.cumsum(-1)
-    last = (mass[:, :-1] < top_p).sum(-1, keepdim=True)  # how many stand before the last one kept; the first always is
-    return largest.gather(-1, last)
+    head = p.topk(min(TOP_P_HEAD, p.shape[-1]), -1).values
+    out = _last_kept(head, top_p)
+    if head.shape[-1] < p.shape[-1]:
+        # Asked of the same running sum that counts above, so that a row keeps as many whether or not it needs the sort.
+        for row in (head.cumsum(-1)[:, -1] < top_p).nonzero().squeeze(1).tolist():
+            # Tokens below this have less than (1 - top_p) / 2 together, so the run ends before them: no need to sort them.
+            small = (1 - top_p) / (2 * p.shape[-1])
+            out[row] = _last_kept(p[row][p[row] >= small].sort(descending=True).values[None], top_p)[0]
+    return out
+
+
+def _last_kept(largest: Tensor, top_p: float) -> Tensor:
+    """Of probabilities in falling order [R, N] the first [R, 1] at which their sum reaches top_p; else the last."""
+    before = (largest.cumsum(-1)[:, :-1] < top_p).sum(-1, keepdim=True)  # how many stand before it; the first always is kept
+    return largest.gather(-1, before)

@@ -42,7 +42,7 @@ def shape(logits: Tensor, seq: Sequence, drafts: Seq[int]) -> Tensor:
         ids = torch.tensor(list(params.logit_bias), device=out.device)
         out[:, ids] += torch.tensor(list(params.logit_bias.values()), dtype=out.dtype, device=out.device)
     if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
-        out = _penalise(out, seq, drafts, before)
+        _penalise(out, seq, drafts, before)
     for process in params.logits_processors or ():
         for j in range(out.shape[0]):
             out[j] = _processed(process, [*seq.tokens, *drafts[: before + j]], out[j], j)
@@ -69,21 +69,27 @@ def _mask(out: Tensor, seq: Sequence, drafts: Seq[int], before: int) -> None:
         out[: params.min_tokens - seq.produced - before, ends] = _NEVER
 
 
-def _penalise(out: Tensor, seq: Sequence, drafts: Seq[int], before: int) -> Tensor:
-    """Repetition (Keskar et al. 1909.05858; over prompt and output), then frequency and presence (over the output)."""
-    params, vocab = seq.params, out.shape[1]
-    written = torch.tensor([*seq.output, *drafts[:before]], dtype=torch.int64, device=out.device)
-    counts = torch.bincount(written, minlength=vocab).repeat(out.shape[0], 1)
-    for j, token in enumerate(drafts[before:], start=1):
-        counts[j:, token] += 1
-    seen = counts > 0
+def _penalise(out: Tensor, seq: Sequence, drafts: Seq[int], before: int) -> None:
+    """Repetition (Keskar et al. 1909.05858; over prompt and output), then frequency and presence (over the output), in place.
+
+    Only the columns of tokens that occur are touched: a text has far fewer of them than a vocabulary.
+    """
+    params, rows = seq.params, out.shape[0]
+    prompt = seq.tokens[: seq.prompt_len] if params.repetition_penalty != 1 else []
+    text = torch.tensor([*prompt, *seq.output, *drafts], dtype=torch.int64, device=out.device)
+    ids, column = text.unique(return_inverse=True)
+    written = column[len(prompt) :]
+    done = len(written) - len(drafts) + before  # of them, those that row 0 has seen
+    counts = torch.bincount(written[:done], minlength=len(ids)).to(out.dtype).repeat(rows, 1)
+    for j, at in enumerate(written[done:].tolist(), start=1):
+        counts[j:, at] += 1
+    logits, seen = out[:, ids], counts > 0
     if params.repetition_penalty != 1:
         known = seen.clone()
-        known[:, seq.tokens[: seq.prompt_len]] = True
-        weaker = torch.where(out > 0, out / params.repetition_penalty, out * params.repetition_penalty)
-        out = torch.where(known, weaker, out)
-    # In the dtype of the logits: a Python number times an integer tensor would be rounded to float32.
-    return out - params.frequency_penalty * counts.to(out.dtype) - params.presence_penalty * seen.to(out.dtype)
+        known[:, column[: len(prompt)]] = True
+        weaker = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
+        logits = torch.where(known, weaker, logits)
+    out[:, ids] = logits - params.frequency_penalty * counts - params.presence_penalty * seen.to(out.dtype)
 
 
 def _processed(process: object, tokens: list[int], row: Tensor, j: int) -> Tensor:

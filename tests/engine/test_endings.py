@@ -6,7 +6,9 @@ import pytest
 
 from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
+from tests import tiny
 from tests.doubles import EchoModel, make_drafter, make_engine, plain, run, totals
+from tests.reference import plain_with_options
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
@@ -175,3 +177,55 @@ def test_requests_that_cannot_be_served(ids, params, words):
     with pytest.raises(ConfigError, match=words):
         engine.add("r", None, ids, SamplingParams(**params))
     assert not engine.has_work and not engine.requests
+
+
+WRITTEN = "naïve — 中文与日本語 😀👩‍👩‍👧🇩🇪 e\u0301a\u0308 ½ the cat sat. def"
+
+
+@pytest.mark.parametrize("kind", ["none", "ngram", "self", "wrong"])
+@pytest.mark.parametrize("stop", [None, "日本", "😀👩", "\u0301a", "at s", "½ "])
+def test_streams_of_any_script(kind, stop):
+    """A grammar makes the model write a given text, byte by byte: whole characters only, nothing taken back, the end where it is due."""
+    tokenizer = tiny.tokenizer()
+    target = EchoModel(vocab=len(tokenizer))
+    for seed in range(3):
+        engine = make_engine(target, make_drafter(kind, target), tokenizer=tokenizer, eos=(2,), random_k=seed)
+        params = SamplingParams(
+            seed=seed, max_tokens=200, stop=stop, structured_outputs={"choice": [WRITTEN, WRITTEN[:20] + "x"]}, logit_bias={90: -9}
+        )
+        request = engine.add("r", None, PROMPT, params)
+        shown, steps = "", 0
+        while not request.finished:
+            engine.step()
+            text = request.output().outputs[0].text
+            assert text.startswith(shown) and "\ufffd" not in text
+            shown, steps = text, steps + 1
+        out = request.output().outputs[0]
+        full = tokenizer.decode([t for t in out.token_ids if t != 2])
+        assert out.finish_reason == "stop" and "".join(out.token_texts) == shown == out.text
+        if stop is not None and stop in full:
+            assert out.stop_reason == stop and shown == full[: full.find(stop)]
+        else:
+            assert shown == full in (WRITTEN, WRITTEN[:20] + "x")
+
+
+class Coarse(EchoModel):
+    """Logits on a coarse grid, as bfloat16 makes them: many exact ties, at the top and at the border of every filter."""
+
+    def logits(self, tokens):
+        return (super().logits(tokens) * 1.5).round()
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.5}, {"temperature": 0.0, "frequency_penalty": 1.0}]
+)
+@pytest.mark.parametrize("kind", ["ngram", "model", "adversary"])
+def test_ties_are_broken_alike_with_and_without_drafts(kind, options):
+    target = Coarse(vocab=30)
+    ties = sum(int((row == row.max()).sum() > 1) for row in map(target.logits, [(i, j) for i in range(30) for j in range(5)]))
+    assert ties > 30
+    params = SamplingParams(max_tokens=40, seed=3, verify="match", **options)
+    outputs = run(make_engine(target, make_drafter(kind, target), random_k=5), [PROMPT, [1]], params)
+    for prompt, out in zip([PROMPT, [1]], outputs, strict=True):
+        assert out.outputs[0].token_ids == plain_with_options(target, prompt, params, 3)
+    assert totals(outputs)[0] > 0
