@@ -107,6 +107,15 @@ def test_every_option_changes_the_text():
             assert [reference(p, SamplingParams(temperature=0, max_tokens=30, seed=0, **options)) for p in PROMPTS] != free, name
 
 
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o not in ("nothing", "logprobs")])
+def test_a_draft_equal_to_the_target_is_always_accepted(option):
+    """Its rows are shaped as the target's are, its own drafts before them included; any slip would cost acceptance."""
+    for temperature, rule in ((0.0, "rejection"), (1.0, "rejection"), (1.0, "block"), (1.0, "match")):
+        params = SamplingParams(temperature=temperature, max_tokens=30, seed=4, **OPTIONS[option])
+        drafted, accepted = totals(run(engine("self", rule=rule), PROMPTS[:2], params))
+        assert drafted == accepted > 10, (temperature, rule)
+
+
 @pytest.mark.parametrize("max_rows", [64, 17])
 def test_any_mix_of_options_in_one_batch_is_each_alone(max_rows):
     """Every option at once, one request each, rules and temperatures mixed, in two orders."""
