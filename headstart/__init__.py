@@ -12,19 +12,34 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headstart.api import LLM
-    from headstart.core.config import SpeculativeConfig
     from headstart.core.outputs import CompletionOutput, RequestOutput
     from headstart.core.params import SamplingParams
+    from headstart.core.speculation import SpeculativeConfig
+    from headstart.core.types import Proposal
+    from headstart.draft.base import Drafter, LookupDrafter
 
 _HOME = {
     "LLM": "headstart.api",
     "SamplingParams": "headstart.core.params",
-    "SpeculativeConfig": "headstart.core.config",
+    "Drafter": "headstart.draft.base",
+    "LookupDrafter": "headstart.draft.base",
+    "Proposal": "headstart.core.types",
+    "SpeculativeConfig": "headstart.core.speculation",
     "RequestOutput": "headstart.core.outputs",
     "CompletionOutput": "headstart.core.outputs",
 }
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Drafter",
+    "LookupDrafter",
+    "Proposal",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,8 @@ class SamplingParams:
     top_k, top_p, each filter on the renormalised survivors of the one before. `temperature` below 1e-5 is greedy.
 
     Ours beyond vLLM: `num_speculative_tokens` (drafts per step for this request, 0 = off) and `verify` (the rule for
-    this request); None takes the engine's. Raises ConfigError naming the field when a value is out of range.
+    this request), None takes the engine's; `prediction` (text or token ids: the answer you expect, which is drafted from
+    wherever it fits; changes the speed, never the answer). Raises ConfigError naming the field when a value is out of range.
     """
 
     n: int = 1
@@ -40,6 +41,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     num_speculative_tokens: int | None = None
     verify: str | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         integer("n", self.n, 1, MAX_N)
@@ -65,6 +67,7 @@ class SamplingParams:
             raise ConfigError(f"stop_token_ids={ids!r} must be a list of token ids")
         for t in ids:
             integer("stop_token_ids", t, 0, (1 << 31) - 1)
+        check_prediction(self.prediction)
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
 
@@ -76,6 +79,16 @@ class SamplingParams:
     def with_temperature(self, temperature: float) -> SamplingParams:
         """The same filters at another temperature (a draft's own)."""
         return replace(self, temperature=temperature)
+
+
+def check_prediction(given: object) -> None:
+    """None, text, or token ids; not empty. Raises ConfigError."""
+    if given is None or (isinstance(given, str) and given):
+        return
+    if not isinstance(given, (list, tuple)) or not given:
+        raise ConfigError(f"prediction={given!r} must be the expected answer as text or as a list of token ids, and not empty")
+    for t in given:
+        integer("prediction", t, 0, (1 << 31) - 1)
 
 
 FIELDS = tuple(f.name for f in fields(SamplingParams))

@@ -37,6 +37,7 @@ class Sequence:
     rule: str = "rejection"  # how drafts are verified: rejection, block or match
     eos_ids: tuple[int, ...] = ()
     max_len: int = 0  # context limit of the target, in tokens
+    prediction: tuple[int, ...] = ()  # what the client expects the output to be
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
@@ -90,3 +91,4 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
+    predicted: bool = False  # taken from the prediction of the request

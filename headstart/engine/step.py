@@ -11,7 +11,6 @@ Plain decoding is k = 0; prefill is a chunk that samples nothing. One thread may
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -28,8 +27,7 @@ from headstart.draft.base import Drafter
 from headstart.engine.request import Completion, Request
 from headstart.ops.verify import NonFiniteLogits, verify
 from headstart.runtime.runner import Feed, Runner
-
-log = logging.getLogger("headstart")
+from headstart.runtime.tokenizer import continuation
 
 
 class Engine:
@@ -45,11 +43,13 @@ class Engine:
         tokenizer: Any = None,
         eos_ids: Seq[int] = (),
         drafts: int = 0,
+        prediction_drafts: int = 0,
         rule: str = "rejection",
         seed: int | None = 0,
     ) -> None:
         self.target, self.drafter, self.pool, self.scheduler = target, drafter, pool, scheduler
         self.tokenizer, self.eos_ids, self.drafts, self.rule, self.seed = tokenizer, tuple(eos_ids), drafts, rule, seed
+        self.prediction_drafts = prediction_drafts
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[Request, Completion]] = {}  # sequence id -> whose it is
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
@@ -62,6 +62,7 @@ class Engine:
         with self.lock:
             self._check(request_id, ids, params)
             k = self._draft_count(params)
+            prediction = self._prediction(params)
             seed = params.seed
             if seed is None:
                 seed = secrets.randbits(64) if self.seed is None else rand.child_seed(self.seed, self.sequences)
@@ -69,12 +70,15 @@ class Engine:
             for i in range(params.n):
                 own = seed if params.n == 1 else rand.child_seed(seed, i)
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
+                seq.prediction = prediction
                 seq.rule, seq.eos_ids, seq.max_len = params.verify or self.rule, self.eos_ids, self.target.max_len
                 self.sequences += 1
                 completions.append(Completion(seq, self.tokenizer, k))
                 self.scheduler.add(seq)
             request = Request(request_id, prompt, list(ids), params, completions)
             request.metrics.seed = seed
+            if params.prediction is not None:
+                request.metrics.accepted_prediction_tokens = request.metrics.rejected_prediction_tokens = 0
             self.requests[request_id] = request
             self.owner.update({c.seq.id: (request, c) for c in completions})
             return request
@@ -94,14 +98,29 @@ class Engine:
             raise ConfigError(f"prompt token id {bad!r} is not an id of the vocabulary (0..{vocab - 1})")
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer: use stop_token_ids")
-        if self.drafts == 0 and params.num_speculative_tokens:
+        if self.drafts == 0 and params.num_speculative_tokens and params.prediction is None:
             raise ConfigError(
                 f"num_speculative_tokens={params.num_speculative_tokens} but nothing drafts: "
                 "give LLM a speculative_config, such as {'method': 'ngram'}"
             )
 
     def _draft_count(self, params: SamplingParams) -> int:
-        return self.drafts if params.num_speculative_tokens is None else params.num_speculative_tokens
+        if params.num_speculative_tokens is not None:
+            return params.num_speculative_tokens
+        return self.drafts if params.prediction is None else max(self.drafts, self.prediction_drafts)
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The ids of a request's prediction. Raises ConfigError when they cannot be an answer of this target."""
+        given, vocab, limit = params.prediction, self.target.vocab, self.target.max_len
+        if isinstance(given, str) and self.tokenizer is None:
+            raise ConfigError("a prediction as text needs a tokenizer: give token ids")
+        ids = tuple(continuation(self.tokenizer, given) if isinstance(given, str) else given or ())
+        if len(ids) > limit:
+            raise ConfigError(f"the prediction has {len(ids)} tokens, the context {limit}: shorten it to what the answer may be")
+        bad = next((t for t in ids if t >= vocab), None)
+        if bad is not None:
+            raise ConfigError(f"prediction token id {bad} is not an id of the vocabulary (0..{vocab - 1})")
+        return ids
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; its blocks go back at once. Unknown ids are ignored: it may just have finished."""
@@ -166,24 +185,10 @@ class Engine:
         return len(proposal.tokens) + 1 if chunk.samples else 0
 
     def _propose(self, chunks: list[Chunk]) -> list[Proposal]:
-        """The drafter's proposals, made safe: whatever goes wrong there costs this step its drafts and nothing else."""
+        """The drafter's proposals; a step without drafts does not ask it."""
         if all(c.k == 0 for c in chunks):
             return [Proposal() for _ in chunks]
-        try:
-            proposals = self.drafter.propose(chunks)
-            if len(proposals) != len(chunks):
-                raise ValueError(f"{len(proposals)} proposals for {len(chunks)} chunks")
-        except Exception:
-            log.exception("the drafter failed; this step runs without drafts")
-            return [Proposal() for _ in chunks]
-        return [self._sane(c, p) for c, p in zip(chunks, proposals, strict=True)]
-
-    def _sane(self, chunk: Chunk, proposal: Proposal) -> Proposal:
-        tokens, probs = proposal.tokens[: chunk.k], proposal.probs
-        if not all(isinstance(t, int) and 0 <= t < self.target.vocab for t in tokens):
-            log.warning("the drafter proposed an id outside the vocabulary; this step runs without drafts")
-            return Proposal()
-        return Proposal(tokens, None if probs is None else probs[: len(tokens)])
+        return self.drafter.propose(chunks)
 
     def _commit(self, request: Request, completion: Completion, proposal: Proposal, verdict: Verdict) -> None:
         """Append what stands up to the first end, roll back the rest, give its slots back."""
@@ -199,6 +204,8 @@ class Engine:
         else:
             completion.push(verdict.tail, "target" if not drafted else "bonus" if kept == drafted else "recovered")
         completion.stats.add(drafted, kept)
+        if proposal.predicted:
+            request.metrics.count_prediction(kept, drafted - kept)
         request.metrics.num_passes += 1
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.monotonic()
