@@ -83,7 +83,7 @@ def _order(ids: bytes, width: int) -> np.ndarray:
         from pydivsufsort import divsufsort
     except ImportError:
         raise ModelError("making an index needs pydivsufsort: pip install 'headstart[corpus]'") from None
-    order = divsufsort(np.frombuffer(ids, dtype=np.uint8))
+    order = divsufsort(np.frombuffer(bytearray(ids), dtype=np.uint8))  # a copy: it takes no read-only memory
     return (order[order % width == 0] // width).astype("<i4")
 
 
