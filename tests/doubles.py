@@ -179,12 +179,14 @@ def make_engine(
     rule: str = "rejection",
     k: int = 5,
     random_k: int | None = None,
+    k_predicted: int | None = None,
     tokenizer=None,
     eos=(),
 ) -> Engine:
     """A real engine around doubles. `random_k` draws k in 0..5 anew for every sequence and step: a constant k hides stale KV."""
     drafts = 0 if type(drafter) is NoDrafter else k
-    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, verify=rule) if drafts else SpeculativeConfig(method="none")
+    lengths = {"num_speculative_tokens": drafts, "num_prediction_tokens": k_predicted}
+    spec = SpeculativeConfig(method="ngram" if drafts else "none", verify=rule, **lengths)
     config = EngineConfig(
         model="double",
         max_num_seqs=max_seqs,

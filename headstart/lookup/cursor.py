@@ -34,7 +34,7 @@ class Cursor:
             self.read = i + 1
 
     def _find(self, text: Sequence[int], end: int) -> None:
-        """The place after the longest agreement with the end of text[:end]; of equally long ones the nearest, ahead before behind."""
+        """The place after the longest agreement with the end of text[:end]; of equals the nearest, behind counting double."""
         if not self._after:
             for i, token in enumerate(self.expected):
                 self._after.setdefault(token, []).append(i + 1)

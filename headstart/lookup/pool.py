@@ -35,18 +35,20 @@ class Reader:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.read = 0
-        self.places: list[tuple[SuffixAutomaton, int, int]] = []
+        self.places: list[tuple[SuffixAutomaton, int, int]] = []  # state and length in the young one and the old
         self.length = 0  # of the longest suffix found
+        self.seen: tuple[object, ...] = ()
 
     def follow(self, text: Sequence[int]) -> None:
-        """Take in what `text`, which only grows, has gained; the end of it is enough for a generation that is new."""
-        known = {id(a): (v, n) for a, v, n in self.places}
-        self.places = []
-        for automaton in self.pool.generations:
-            state, length, fresh = (*known[id(automaton)], text[self.read :]) if id(automaton) in known else (0, 0, text[-_RECENT:])
-            self.places.append((automaton, *_walk(automaton, state, length, fresh)))
+        """Take in what `text`, which only grows, has gained; its end once more when the pool has changed."""
+        young, old = self.pool.generations
+        if (young, young.size, old) != self.seen:
+            self.seen = (young, young.size, old)
+            self.places = [(young, 0, 0), (old, 0, 0)]
+            self.read = max(0, len(text) - _RECENT)
+        self.places = [(a, *_walk(a, state, length, text[self.read :])) for a, state, length in self.places]
         self.read = len(text)
-        self.length = max(n for _, _, n in self.places)
+        self.length = max(length for _, _, length in self.places)
 
     def draft(self, limit: int, least: float) -> list[int]:
         """Up to `limit` tokens after the longest suffix found, in the younger generation if it is the same in both."""
@@ -55,14 +57,12 @@ class Reader:
         return drafts[: drafts.index(_END)] if _END in drafts else drafts
 
 
-_RECENT = 64  # tokens of a text that are looked for in a generation new to its reader
+_RECENT = 64  # tokens of a text that are looked for in a pool that has changed
 
 
 def _walk(automaton: SuffixAutomaton, state: int, length: int, tokens: Sequence[int]) -> tuple[int, int]:
     """State and length of the longest suffix after `tokens`, amortised O(1) for each."""
     following, link, lengths = automaton.next, automaton.link, automaton.length
-    while state > 0 and lengths[link[state]] >= length:  # states were parted since the last call
-        state = link[state]
     for token in tokens:
         while state > 0 and token not in following[state]:
             state = link[state]
