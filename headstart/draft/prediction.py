@@ -14,7 +14,7 @@ from headstart.draft.base import DraftContext, Drafter
 from headstart.draft.none import NoDrafter
 from headstart.lookup.cursor import Cursor
 
-_TRUST = 4  # drafts for each token by which text and prediction agree: after an edit they may agree by accident
+_TRUST = 4  # drafts for each token by which text and prediction agree, which after an edit may be by accident; and for a guess
 
 
 class PredictionDrafter(Drafter):
@@ -30,10 +30,14 @@ class PredictionDrafter(Drafter):
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         predicted = [self._predicted(c) for c in chunks]
-        left = [replace(c, k=0 if p.tokens else self._limit(c)) for c, p in zip(chunks, predicted, strict=True)]
+        left = [replace(c, k=0 if p.tokens and self._sure(c.seq) else self._limit(c)) for c, p in zip(chunks, predicted, strict=True)]
         if not any(c.k for c in left):
             return predicted
-        return [p if p.tokens else other for p, other in zip(predicted, self.behind.propose(left), strict=True)]
+        return [other if other.tokens else p for p, other in zip(predicted, self.behind.propose(left), strict=True)]
+
+    def _sure(self, seq: Sequence) -> bool:
+        """Whether text and prediction agree; where they have just parted, the drafter behind is asked before a guess is made."""
+        return self.cursors[seq.id].untouched or self.cursors[seq.id].agreed > 0
 
     def _predicted(self, chunk: Chunk) -> Proposal:
         seq = chunk.seq
@@ -41,7 +45,7 @@ class PredictionDrafter(Drafter):
             return Proposal()
         cursor = self.cursors.setdefault(seq.id, Cursor(seq.prediction))
         cursor.follow(seq.tokens, seq.prompt_len)
-        limit = chunk.k if cursor.untouched else min(chunk.k, _TRUST * cursor.agreed)
+        limit = chunk.k if cursor.untouched else min(chunk.k, _TRUST * max(cursor.agreed, 1))
         return Proposal(list(cursor.draft(limit)), predicted=True)
 
     def _limit(self, chunk: Chunk) -> int:

@@ -10,7 +10,10 @@ _CANDIDATES = 512  # places looked at, those nearest to where the text was
 
 
 class Cursor:
-    """Invariant: `expected[at]` is what should come next, and the last `agreed` tokens of the text are those before it."""
+    """Invariant: `expected[at]` is what should come next, and the last `agreed` tokens of the text are those before it.
+
+    With `agreed` 0 that is a guess: the last token of the text is not expected anywhere, so it may stand for another.
+    """
 
     def __init__(self, expected: Sequence[int]) -> None:
         self.expected = expected
@@ -49,7 +52,7 @@ class Cursor:
             distance = place - self.at if place >= self.at else 2 * (self.at - place)
             if (agreed, -distance) > best:
                 best, at = (agreed, -distance), place
-        self.at, self.agreed = at, best[0]
+        self.at, self.agreed = (at, best[0]) if best[0] else (min(self.at + 1, len(self.expected)), 0)
 
     def draft(self, limit: int) -> Sequence[int]:
         """Up to `limit` tokens that should come next."""
