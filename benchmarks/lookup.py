@@ -142,7 +142,7 @@ def run_edit(tokens: int) -> None:
     params = SamplingParams(temperature=0, max_tokens=tokens)
     llm.chat(chat, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
     plain = llm.chat(chat, params, use_tqdm=False)[0]
-    predicted = SamplingParams(temperature=0, max_tokens=tokens, prediction=edited(plain.outputs[0].text, 0.1))
+    predicted = SamplingParams(temperature=0, max_tokens=tokens, prediction=edited(plain.outputs[0].text, 0.05))
     fast = llm.chat(chat, predicted, use_tqdm=False)[0]
     tokens = len(plain.outputs[0].token_ids)
     seconds = [o.metrics.finished_time - o.metrics.first_token_time for o in (plain, fast)]
