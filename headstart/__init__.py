@@ -12,15 +12,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headstart.api import LLM
-    from headstart.core.config import SpeculativeConfig
     from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput
     from headstart.core.params import SamplingParams, StructuredOutputsParams
+    from headstart.core.speculation import SpeculativeConfig
+    from headstart.core.types import Proposal
+    from headstart.draft.base import Drafter, LookupDrafter
 
 _HOME = {
     "LLM": "headstart.api",
     "SamplingParams": "headstart.core.params",
     "StructuredOutputsParams": "headstart.core.params",
-    "SpeculativeConfig": "headstart.core.config",
+    "Drafter": "headstart.draft.base",
+    "LookupDrafter": "headstart.draft.base",
+    "Proposal": "headstart.core.types",
+    "SpeculativeConfig": "headstart.core.speculation",
     "RequestOutput": "headstart.core.outputs",
     "CompletionOutput": "headstart.core.outputs",
     "Logprob": "headstart.core.outputs",
@@ -29,7 +34,10 @@ _HOME = {
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "Drafter",
     "Logprob",
+    "LookupDrafter",
+    "Proposal",
     "RequestOutput",
     "SamplingParams",
     "SpeculativeConfig",

@@ -7,7 +7,10 @@ list of tokens, for loops that know nothing of the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -17,11 +20,15 @@ from headstart.core.config import EngineConfig, SpeculativeConfig
 from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
+from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
+from headstart.draft.suffix import SuffixDrafter
 from headstart.engine.build import assemble
 from headstart.engine.step import Engine
+from headstart.lookup.corpus import Corpus
+from headstart.lookup.corpus_build import create
 from headstart.ops.attention import Batch, KVCache
 from headstart.ops.noise import race
 from headstart.ops.sampling import law
@@ -111,7 +118,32 @@ class WrongDrafter(LookupDrafter):
         return super().propose(chunks)
 
 
-DRAFTERS = ("none", "ngram", "model", "greedy-model", "self", "adversary", "wrong")
+class Behind(NoDrafter):
+    """Stands behind the predictions of requests, as with method="prediction"."""
+
+
+@functools.cache
+def corpus(vocab: int, seed: int, local: float, whole: float) -> Corpus:
+    """An index of what a target likes to say."""
+    target = EchoModel(vocab, seed, local, whole)
+    documents = [plain(target, [a, a + 1], SamplingParams(temperature=0, max_tokens=40), 0) for a in range(0, vocab - 1, 3)]
+    with tempfile.TemporaryDirectory() as folder:
+        create(Path(folder) / "index", "echo", "", vocab, documents)
+        return Corpus(Path(folder) / "index")  # its files stay mapped
+
+
+def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> SamplingParams:
+    """For the kind "prediction": the same with what comes without drafts as prediction, with a change, a cut and an addition."""
+    if kind != "prediction":
+        return params
+    answer = plain(target, prompt, params, params.seed or 0)
+    answer[4:5] = [(answer[4] + 1) % target.vocab]
+    del answer[12:15]
+    answer[20:20] = [1, 2, 3]
+    return replace(params, prediction=answer)
+
+
+DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong")
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -120,6 +152,12 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return NoDrafter()
     if kind == "ngram":
         return NgramDrafter(1, 3)
+    if kind == "suffix":
+        return SuffixDrafter(4.0, 0.1)
+    if kind == "corpus":
+        return CorpusDrafter(corpus(target.vocab, target.seed, target.local, target.whole), SuffixDrafter(4.0, 0.1))
+    if kind == "prediction":
+        return Behind()
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
     shape = {"vocab": target.vocab, "seed": target.seed, "local": target.local, "whole": target.whole}
@@ -141,12 +179,14 @@ def make_engine(
     rule: str = "rejection",
     k: int = 5,
     random_k: int | None = None,
+    k_predicted: int | None = None,
     tokenizer=None,
     eos=(),
 ) -> Engine:
     """A real engine around doubles. `random_k` draws k in 0..5 anew for every sequence and step: a constant k hides stale KV."""
-    drafts = 0 if isinstance(drafter, NoDrafter) else k
-    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, verify=rule) if drafts else SpeculativeConfig(method="none")
+    drafts = 0 if type(drafter) is NoDrafter else k
+    lengths = {"num_speculative_tokens": drafts, "num_prediction_tokens": k_predicted}
+    spec = SpeculativeConfig(method="ngram" if drafts else "none", verify=rule, **lengths)
     config = EngineConfig(
         model="double",
         max_num_seqs=max_seqs,

@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.cli.options import parse_json
 from headstart.core.errors import ConfigError
+from headstart.core.speculation import METHODS
 
 SPEC = "--speculative-config"
 METHOD = SPEC + ".method"
@@ -147,7 +148,7 @@ def add(line: Line, said: Spellings, name: str, spelled: str, value: str) -> Non
         key, item = name[len(SPEC) + 1 :], _item(value)
         if key == "method" and isinstance(item, str):
             low = item.strip("[]").lower().replace("-", "_")
-            item = METHOD_NAMES.get(low, low)
+            item = METHOD_NAMES.get(low, low if low in METHODS else item)  # the name of a drafter of others stays as it is
         said.check(name, spelled, item)
         line.spec[key] = item
     else:

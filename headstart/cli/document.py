@@ -68,6 +68,8 @@ def one(text: str, output: RequestOutput) -> dict[str, Any]:
             "passes": m.num_passes,
             "tokens_per_pass": per_pass([output]),
             "preemptions": m.num_preemptions,
+            "accepted_prediction_tokens": m.accepted_prediction_tokens,
+            "rejected_prediction_tokens": m.rejected_prediction_tokens,
             "seed": m.seed,
             "speculative_decoding": m.speculative_decoding.as_dict(),
         },

@@ -12,8 +12,8 @@ from typer import Argument, Exit, Option
 from headstart.cli.compare import compare
 from headstart.cli.document import document, write
 from headstart.cli.options import ModelOptions, SamplingOptions, SpeculationOptions
-from headstart.cli.prompts import gather
-from headstart.cli.session import Messages, as_messages, open_llm, stream, uses_chat, with_seed
+from headstart.cli.prompts import gather, read_text
+from headstart.cli.session import Messages, as_messages, drafts, open_llm, stream, uses_chat, with_seed
 from headstart.cli.show import StreamPrinter, legend, note, summary, terminal
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestOutput
@@ -37,6 +37,10 @@ def generate(
         bool | None, Option("--chat/--raw", help="Answer through the chat template (default if there is one), or complete.")
     ] = None,
     system: Annotated[str | None, Option("--system", help="System prompt.", metavar="TEXT")] = None,
+    prediction: Annotated[
+        str | None,
+        Option("--prediction", help="File with the answer you expect, such as the text to be edited: drafted from.", metavar="FILE"),
+    ] = None,
     comparing: Annotated[bool, Option("--compare", help="Run without and with drafts, and show both.")] = False,
     logprobs: Annotated[
         int | None, Option("--logprobs", help="With --json: log probabilities of each token and of the N likeliest.", metavar="N")
@@ -50,9 +54,11 @@ def generate(
         if not json:
             raise ConfigError(f"--logprobs {logprobs} has no effect without --json: add --json")
         params = replace(params, logprobs=logprobs)
+    if prediction is not None:
+        params = replace(params, prediction=read_text("--prediction", prediction))
     config = speculation.config()
-    if comparing and (config is None or config.get("method") == "none"):
-        raise ConfigError("--compare needs something that drafts: add --draft ngram or --draft MODEL")
+    if comparing and prediction is None and (config is None or config.get("method") == "none"):
+        raise ConfigError("--compare needs something that drafts: add --draft ngram, --draft MODEL or --prediction FILE")
     if comparing and params.n > 1:
         raise ConfigError(f"--compare runs one completion at a time: leave --n {params.n} out")
     texts = gather([*(prompt or []), *(prompts or [])], prompt_file or [])
@@ -78,9 +84,9 @@ def _run_one(llm: LLM, prompt: str | Messages, params: SamplingParams, quiet: bo
     printer.end()
     if output is not None and not quiet:
         note("")
-        if printer.marks and llm.speculation:
+        if printer.marks and drafts(llm, params):
             legend()
-        for line in summary([output], llm.speculation):
+        for line in summary([output], drafts(llm, params)):
             note(line)
     if interrupted:
         raise Exit(130)
@@ -98,7 +104,7 @@ def _run_many(llm: LLM, texts: list[str], asked: Sequence[str | Messages], param
         _print_all(texts, outputs)
         if not quiet:
             note("")
-            for line in summary(outputs, llm.speculation):
+            for line in summary(outputs, drafts(llm, params)):
                 note(line)
     for i, error in failed:
         note(f"headstart: error: prompt {i + 1} of {len(outputs)}: {error}")

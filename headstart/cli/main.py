@@ -18,6 +18,7 @@ from headstart.cli import aliases, configfile
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
 from headstart.cli.generate import generate
+from headstart.cli.index import index
 from headstart.cli.options import takes
 from headstart.core.errors import ConfigError, HeadstartError, nearest
 from headstart.core.outputs import RequestError
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, demo):
+for _command in (generate, chat, demo, index):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -48,6 +49,8 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart generate --model M --draft ngram "prompt"    complete a prompt
 
     headstart chat --model M                               talk to a model
+
+    headstart index build --tokenizer M --out idx FILES    make a corpus for --draft corpus:idx
 
     headstart demo                                         see what speculation does, on a small model
     """

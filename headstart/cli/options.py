@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
-from headstart.core.config import METHODS
 from headstart.core.errors import ConfigError, first_line, nearest
 from headstart.core.params import SamplingParams
+from headstart.core.plugins import foreign_method, foreign_names
+from headstart.core.speculation import METHODS
 
 
 @dataclass
@@ -51,7 +52,14 @@ class SpeculationOptions:
     """How drafts are made and judged."""
 
     draft: Annotated[
-        str | None, Option("--draft", "-d", help="A method (none, ngram), or a draft model: directory, GGUF file or hub id.", metavar="D")
+        str | None,
+        Option(
+            "--draft",
+            "-d",
+            help="A method (none, ngram, suffix, prediction, corpus:INDEX), a drafter of others (package.module:Name), "
+            "or a draft model: directory, GGUF file or hub id.",
+            metavar="D",
+        ),
     ] = None
     num_speculative_tokens: Annotated[int | None, Option("--num-speculative-tokens", "-k", help="Drafts per step.", metavar="K")] = None
     verify: Annotated[str | None, Option(help="rejection (default), block or match. All are lossless.", metavar="RULE")] = None
@@ -79,14 +87,15 @@ class SpeculationOptions:
             said[key] = flag
 
         if self.draft is not None:
-            put(*split_draft(self.draft, "model" in out), "--draft")
+            for key, value in split_draft(self.draft, out).items():
+                put(key, value, "--draft")
         put("num_speculative_tokens", self.num_speculative_tokens, "--num-speculative-tokens")
         put("verify", self.verify, "--verify")
         put("draft_temperature", self.draft_temperature, "--draft-temperature")
         put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
         put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")
         flags = [flag for flag in said.values() if flag != "--speculative-config"]
-        if flags and not out.keys() & {"method", "model", "prompt_lookup_max", "prompt_lookup_min"}:
+        if flags and not out.keys() & {"method", "model", "corpus", "prompt_lookup_max", "prompt_lookup_min"}:
             raise ConfigError(f"{flags[0]} has no effect without a draft: add --draft ngram or --draft MODEL")
         return out or None
 
@@ -174,22 +183,28 @@ def _text_or_file(flag: str, value: str, sign: str) -> str:
         raise ConfigError(f"{flag} {value} is neither the thing itself nor a text file that can be read ({first_line(e)})") from None
 
 
-def split_draft(value: str, has_model: bool) -> tuple[str, str]:
-    """What one `--draft` means: ("method", name) or ("model", checkpoint). Raises ConfigError."""
+def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """What one `--draft` means beside the rest of a speculative_config: its method, corpus or model. Raises ConfigError."""
     from pathlib import Path
 
+    if value.startswith("corpus:"):
+        return {"method": "corpus", "corpus": value.removeprefix("corpus:")}
+    if foreign_method(value):
+        return {"method": value}
     name = value.strip().strip("[]").replace("-", "_").lower()
-    if name == "draft_model" and not has_model:
+    if name == "corpus" and "corpus" not in config:
+        raise ConfigError(f"--draft {value} needs an index: write --draft corpus:PATH (headstart index build makes one)")
+    if name == "draft_model" and "model" not in config:
         raise ConfigError(f"--draft {value} needs a checkpoint: write --draft MODEL (a directory, a GGUF file or a hub id)")
     if name in METHODS:
-        return "method", name
+        return {"method": name}
     if value.strip().isdigit() and not Path(value).exists():
         raise ConfigError(f"--draft {value} looks like a draft length: write --num-speculative-tokens {value} (--draft names what drafts)")
     if not value.strip():
         raise ConfigError("--draft is empty: write ngram, none, or a draft model")
     if "/" not in value and not Path(value).expanduser().exists():
-        raise ConfigError(f"--draft {value} is no method, no file and no hub id (org/name): {nearest(name, ('none', 'ngram'))}")
-    return "model", value
+        raise ConfigError(f"--draft {value} is no method, no file and no hub id (org/name): {nearest(name, (*METHODS, *foreign_names()))}")
+    return {"model": value}
 
 
 def parse_json(text: str) -> dict[str, Any]:

@@ -26,6 +26,16 @@ def gather(arguments: Sequence[str], files: Sequence[str]) -> list[str]:
     return prompts
 
 
+def read_text(option: str, name: str) -> str:
+    """The text of a file that an option names. Raises ConfigError."""
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"{option} {name} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{option} {name} is not UTF-8 text ({e.reason} at byte {e.start})") from None
+
+
 def _stdin() -> str:
     try:
         return sys.stdin.read().strip("\n")
@@ -35,12 +45,7 @@ def _stdin() -> str:
 
 def _from_file(name: str) -> list[str]:
     """A text file is one prompt; a .jsonl file is one per line: a string, or an object with "prompt"."""
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"--prompt-file {name} cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"--prompt-file {name} is not UTF-8 text ({e.reason} at byte {e.start})") from None
+    text = read_text("--prompt-file", name)
     if not name.endswith(".jsonl"):
         return [text.strip("\n")]
     prompts = []

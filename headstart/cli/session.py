@@ -43,6 +43,11 @@ def open_llm(model: ModelOptions, speculation: dict[str, Any] | None, quiet: boo
     return llm
 
 
+def drafts(llm: LLM, params: SamplingParams) -> bool:
+    """Whether anything drafts for a request."""
+    return llm.speculation or params.prediction is not None
+
+
 def with_seed(params: SamplingParams) -> SamplingParams:
     """The same, with a seed: two runs that are to be compared must draw the same numbers."""
     import secrets

@@ -30,3 +30,10 @@ def flag(name: str, value: Any) -> None:
     """True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} must be True or False")
+
+
+def put_once(out: dict[str, Any], name: str, value: Any, said: str) -> None:
+    """out[name] = value; a ConfigError where another spelling, not `said`, has put another value there."""
+    if name in out and out[name] != value:
+        raise ConfigError(f"{said}={value!r} contradicts {name}={out[name]!r}: leave one of them out")
+    out[name] = value

@@ -1,4 +1,4 @@
-"""EngineConfig and SpeculativeConfig: frozen, validated once. Old and foreign argument names are translated here.
+"""EngineConfig: frozen, validated once. Old and foreign argument names are translated here.
 
 Nothing a user sets is ignored: an argument acts, or is refused here with the reason and the next thing to try.
 """
@@ -8,16 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, text
+from headstart.core.checks import flag, integer, number, put_once, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
-from headstart.core.params import VERIFY_RULES
-
-DEFAULT_DRAFTS = 5
-MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "draft_model")
+from headstart.core.speculation import SpeculativeConfig
 
 # What a draft length, a draft and a method are called elsewhere -> here. Used for `LLM(...)` and on the command line.
 OLD_ARGUMENTS = {
@@ -36,139 +32,6 @@ OLD_ARGUMENTS = {
     "speculative_max_model_len": "max_model_len",
     "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
 }
-
-# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device.
-_REFUSED = {
-    "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
-    "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
-    "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
-    "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
-    "quantization": "not available: the draft is loaded as its checkpoint is stored",
-    "parallel_drafting": "not available: drafts are made one after the other",
-}
-
-# The values of those that ask for exactly what happens anyway.
-_HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
-
-
-@names_nearest
-@dataclass(frozen=True)
-class SpeculativeConfig:
-    """How drafts are made and judged.
-
-    method: "none", "ngram" (lookup in the context) or "draft_model"; may be left out when `model` says it.
-    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model.
-    num_speculative_tokens: drafts per step, 1..128 (default 5).
-    prompt_lookup_max, prompt_lookup_min: longest and shortest match of ngram (default 4 and 2; one set, the other
-        copies it, as in vLLM).
-    verify: "rejection" (default), "block" (never fewer tokens than rejection) or "match" (for a seed, the text of
-        plain sampling).
-    draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
-    max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub.
-
-    Raises ConfigError on anything out of range or contradictory.
-    """
-
-    method: str | None = None
-    model: str | None = None
-    num_speculative_tokens: int | None = None
-    prompt_lookup_max: int | None = None
-    prompt_lookup_min: int | None = None
-    verify: str = "rejection"
-    draft_temperature: float | None = None
-    max_model_len: int | None = None
-    revision: str | None = None
-
-    def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen, and only here
-        text("model", self.model)
-        text("revision", self.revision)
-        if self.model in ("[ngram]", "ngram"):  # the form of older vLLM
-            if self.method not in (None, "ngram"):
-                raise ConfigError(f"model={self.model!r} contradicts method={self.method!r}: leave one of them out")
-            put("model", None)
-            put("method", "ngram")
-        if self.method is None:
-            lookup = self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
-            if not self.model and not lookup:
-                raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
-            put("method", "draft_model" if self.model else "ngram")
-        if self.method not in METHODS:
-            raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), METHODS)}")
-        if self.method == "draft_model" and not self.model:
-            raise ConfigError("method='draft_model' needs model=DRAFT: a directory, a GGUF file or a hub id")
-        for name, owner in (
-            ("model", "draft_model"),
-            ("revision", "draft_model"),
-            ("max_model_len", "draft_model"),
-            ("draft_temperature", "draft_model"),
-            ("prompt_lookup_max", "ngram"),
-            ("prompt_lookup_min", "ngram"),
-        ):
-            if getattr(self, name) is not None and self.method != owner:
-                raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with method={self.method!r}: it belongs to {owner}")
-        if self.method == "ngram":
-            for name in ("prompt_lookup_max", "prompt_lookup_min"):
-                if getattr(self, name) is not None:
-                    integer(name, getattr(self, name), 1, 64)
-            high = self.prompt_lookup_max or self.prompt_lookup_min or 4
-            low = self.prompt_lookup_min or self.prompt_lookup_max or 2
-            if low > high:
-                raise ConfigError(f"prompt_lookup_min={low} is above prompt_lookup_max={high}")
-            put("prompt_lookup_max", high)
-            put("prompt_lookup_min", low)
-        if self.num_speculative_tokens is None:
-            put("num_speculative_tokens", 0 if self.method == "none" else DEFAULT_DRAFTS)
-        elif self.method == "none":
-            integer("num_speculative_tokens", self.num_speculative_tokens, 0, 0)
-        else:
-            integer("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
-        if self.verify not in VERIFY_RULES:
-            raise ConfigError(f"verify={self.verify!r} is not a rule: {nearest(str(self.verify), VERIFY_RULES)}")
-        if self.draft_temperature is not None:
-            number("draft_temperature", self.draft_temperature, 0.0, 1e4)
-        if self.max_model_len is not None:
-            integer("max_model_len", self.max_model_len, 1, 1 << 31)
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """Read vLLM's `speculative_config` dictionary: its keys act, or are refused by name with the nearest valid one."""
-        out: dict[str, Any] = {}
-        for raw, value in given.items():
-            name = str(raw).replace("-", "_")
-            if value is None:
-                continue
-            if name == "rejection_sample_method":
-                rules = {"standard": "rejection", "block": "block"}
-                if not isinstance(value, str) or value not in rules:
-                    raise ConfigError(f"rejection_sample_method={value!r} is not lossless or not known: {nearest(str(value), rules)}")
-                name, value = "verify", rules[value]
-            elif name == "draft_sample_method":
-                if value not in ("greedy", "probabilistic"):
-                    raise ConfigError(f"draft_sample_method={value!r} must be 'greedy' or 'probabilistic'")
-                if value == "probabilistic":
-                    continue  # our default: the draft samples from its warped law and reports it
-                name, value = "draft_temperature", 0.0
-            elif name in _REFUSED:
-                if value is _HARMLESS.get(name):
-                    continue  # asks for exactly what happens anyway
-                raise ConfigError(f"speculative_config[{raw!r}]={value!r}: {_REFUSED[name]}")
-            _put_once(out, name, value, str(raw))
-        return cls(**out)
-
-    def describe(self) -> str:
-        """The start-up line: what runs."""
-        if self.method == "none":
-            return "speculation: off"
-        what = f"draft_model {self.model}" if self.model else f"{self.method} (match {self.prompt_lookup_max}..{self.prompt_lookup_min})"
-        return f"speculation: {what}, up to k={self.num_speculative_tokens}, verify={self.verify}"
-
-
-def _put_once(out: dict[str, Any], name: str, value: Any, said: str) -> None:
-    if name in out and out[name] != value:
-        raise ConfigError(f"{said}={value!r} contradicts {name}={out[name]!r}: leave one of them out")
-    out[name] = value
 
 
 def parse_bytes(name: str, value: int | float | str) -> int:
@@ -234,7 +97,7 @@ class EngineConfig:
     hf_token: str | None = None
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
-    speculative: SpeculativeConfig = SpeculativeConfig(method="none")
+    speculative: SpeculativeConfig = field(default_factory=lambda: SpeculativeConfig(method="none"))
 
     def __post_init__(self) -> None:
         if not self.model or not isinstance(self.model, str):
@@ -286,10 +149,10 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
     for name, value in given.items():
         if name in OLD_ARGUMENTS:
             if value is not None:
-                _put_once(spec, OLD_ARGUMENTS[name], value, name)
+                put_once(spec, OLD_ARGUMENTS[name], value, name)
         elif name in ("kv_cache_memory_bytes", "kv_cache_memory"):
             if value is not None:
-                _put_once(out, "kv_cache_memory", value, name)
+                put_once(out, "kv_cache_memory", value, name)
         elif name in _FOREIGN_OK:
             allowed, why = _FOREIGN_OK[name]
             if value not in allowed:
@@ -308,9 +171,9 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
             raise ConfigError(f"speculative_config={modern!r} must be a dictionary or a SpeculativeConfig")
         merged: dict[str, Any] = {}
         for k, v in (modern or {}).items():
-            _put_once(merged, str(k).replace("-", "_"), v, str(k))
+            put_once(merged, str(k).replace("-", "_"), v, str(k))
         for name, value in spec.items():
-            _put_once(merged, name, value, name)
+            put_once(merged, name, value, name)
         if set(merged) == {"num_speculative_tokens"}:
             raise ConfigError(
                 "num_speculative_tokens is set but nothing drafts: add speculative_config={'method': 'ngram'} or a draft model"

@@ -107,7 +107,14 @@ class RequestMetrics:
     num_passes: int = 0  # target passes that yielded tokens for this request
     num_preemptions: int = 0
     seed: int = 0  # the seed that was used, given or drawn
+    accepted_prediction_tokens: int | None = None  # drafts from the prediction that stand in the outputs; None: there was no prediction
+    rejected_prediction_tokens: int | None = None  # and those that the target refused
     speculative_decoding: SpeculativeStats = field(default_factory=SpeculativeStats)
+
+    def count_prediction(self, accepted: int, rejected: int) -> None:
+        """Record one step whose drafts came from the prediction, of one completion."""
+        self.accepted_prediction_tokens = (self.accepted_prediction_tokens or 0) + accepted
+        self.rejected_prediction_tokens = (self.rejected_prediction_tokens or 0) + rejected
 
 
 @dataclass

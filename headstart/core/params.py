@@ -84,9 +84,10 @@ class SamplingParams:
     `temperature` below 1e-5 is greedy. `docs/options.md` says what each does under speculation, and what it costs.
 
     Ours beyond vLLM: `num_speculative_tokens` (drafts per step for this request, 0 = off) and `verify` (the rule for
-    this request); None takes the engine's. `logits_processors` are callables (token ids, logits [V]) -> logits [V],
-    called for every row with the prefix of that row. `best_of` makes that many completions and returns the `n` with
-    the highest cumulative log probability. Raises ConfigError naming the field when a value is out of range, or two
+    this request), None takes the engine's; `prediction` (text or token ids: the answer you expect, which is drafted from
+    wherever it fits; changes the speed, never the answer). `logits_processors` are callables (token ids, logits [V]) ->
+    logits [V], called for every row with the prefix of that row. `best_of` makes that many completions and returns the `n`
+    with the highest cumulative log probability. Raises ConfigError naming the field when a value is out of range, or two
     fields contradict each other.
     """
 
@@ -118,6 +119,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     num_speculative_tokens: int | None = None
     verify: str | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -142,6 +144,7 @@ class SamplingParams:
             put("structured_outputs", StructuredOutputsParams(**{str(k): v for k, v in self.structured_outputs.items()}))
         elif self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise ConfigError(f"structured_outputs={self.structured_outputs!r} must be a StructuredOutputsParams or a dictionary")
+        check_prediction(self.prediction)
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -242,3 +245,13 @@ def _bias(given: Any) -> dict[int, float]:
         number(f"logit_bias[{token}]", value, -100.0, 100.0)
         out[token] = float(value)
     return out
+
+
+def check_prediction(given: object) -> None:
+    """None, text, or token ids; not empty. Raises ConfigError."""
+    if given is None or (isinstance(given, str) and given):
+        return
+    if not isinstance(given, (list, tuple)) or not given:
+        raise ConfigError(f"prediction={given!r} must be the expected answer as text or as a list of token ids, and not empty")
+    for t in given:
+        integer("prediction", t, 0, (1 << 31) - 1)

@@ -40,6 +40,7 @@ class Sequence:
     bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of what must not be written
     grammar: Any = None  # ops/grammar.py: what may come next after the committed tokens; None when anything may
     score_prompt: bool = False  # whether its prompt rows are to be scored, so that all of them must run
+    prediction: tuple[int, ...] = ()  # what the client expects the output to be
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
@@ -98,3 +99,4 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
+    predicted: bool = False  # taken from the prediction of the request

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headstart.core import rand
-from headstart.core.config import SpeculativeConfig
 from headstart.core.errors import ModelError
+from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
 from headstart.ops.noise import pick, race

@@ -5,7 +5,7 @@ Also known as prompt lookup decoding. One index per request, never shared: propo
 
 from __future__ import annotations
 
-from headstart.core.config import SpeculativeConfig
+from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 

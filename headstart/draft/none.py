@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstart.core.config import SpeculativeConfig
+from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 

@@ -11,11 +11,11 @@ Plain decoding is k = 0; prefill is a chunk that samples nothing. One thread may
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,8 +33,7 @@ from headstart.ops.grammar import GrammarCompiler
 from headstart.ops.logprobs import Scores, log_law, score
 from headstart.ops.verify import Fault, verify
 from headstart.runtime.runner import Feed, Runner
-
-log = logging.getLogger("headstart")
+from headstart.runtime.tokenizer import continuation
 
 
 class Engine:
@@ -50,6 +49,7 @@ class Engine:
         tokenizer: Any = None,
         eos_ids: Seq[int] = (),
         drafts: int = 0,
+        prediction_drafts: int = 0,
         rule: str = "rejection",
         seed: int | None = 0,
         logprobs_mode: str = "raw_logprobs",
@@ -59,6 +59,7 @@ class Engine:
         self.tokenizer, self.eos_ids, self.drafts, self.rule, self.seed = tokenizer, tuple(eos_ids), drafts, rule, seed
         self.processed_logprobs, self.max_logprobs = logprobs_mode == "processed_logprobs", max_logprobs
         self.grammars = GrammarCompiler(tokenizer, target.vocab, eos_ids)
+        self.prediction_drafts = prediction_drafts
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[Request, Completion]] = {}  # sequence id -> whose it is
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
@@ -74,6 +75,7 @@ class Engine:
             bad_words = self._bad_words(params)
             grammar = None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
             k = self._draft_count(params)
+            prediction = self._prediction(params)
             seed = params.seed
             if seed is None:
                 seed = secrets.randbits(64) if self.seed is None else rand.child_seed(self.seed, self.sequences)
@@ -81,6 +83,7 @@ class Engine:
             for i in range(params.completions):
                 own = seed if params.completions == 1 else rand.child_seed(seed, i)
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
+                seq.prediction = prediction
                 seq.rule, seq.eos_ids, seq.max_len = params.verify or self.rule, self.eos_ids, self.target.max_len
                 seq.bad_words, seq.grammar = bad_words, grammar and grammar.fork()
                 seq.score_prompt = params.prompt_logprobs is not None and i == 0
@@ -89,6 +92,8 @@ class Engine:
                 self.scheduler.add(seq)
             request = Request(request_id, prompt, list(ids), params, completions)
             request.metrics.seed = seed
+            if params.prediction is not None:
+                request.metrics.accepted_prediction_tokens = request.metrics.rejected_prediction_tokens = 0
             self.requests[request_id] = request
             self.owner.update({c.seq.id: (request, c) for c in completions})
             return request
@@ -137,14 +142,29 @@ class Engine:
                 raise ConfigError(f"{name}={wanted} is above max_logprobs={self.max_logprobs}: load the model with a larger max_logprobs")
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer: use stop_token_ids")
-        if self.drafts == 0 and params.num_speculative_tokens:
+        if self.drafts == 0 and params.num_speculative_tokens and params.prediction is None:
             raise ConfigError(
                 f"num_speculative_tokens={params.num_speculative_tokens} but nothing drafts: "
                 "give LLM a speculative_config, such as {'method': 'ngram'}"
             )
 
     def _draft_count(self, params: SamplingParams) -> int:
-        return self.drafts if params.num_speculative_tokens is None else params.num_speculative_tokens
+        if params.num_speculative_tokens is not None:
+            return params.num_speculative_tokens
+        return self.drafts if params.prediction is None else max(self.drafts, self.prediction_drafts)
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The ids of a request's prediction. Raises ConfigError when they cannot be an answer of this target."""
+        given, vocab, limit = params.prediction, self.target.vocab, self.target.max_len
+        if isinstance(given, str) and self.tokenizer is None:
+            raise ConfigError("a prediction as text needs a tokenizer: give token ids")
+        ids = tuple(continuation(self.tokenizer, given) if isinstance(given, str) else given or ())
+        if len(ids) > limit:
+            raise ConfigError(f"the prediction has {len(ids)} tokens, the context {limit}: shorten it to what the answer may be")
+        bad = next((t for t in ids if t >= vocab), None)
+        if bad is not None:
+            raise ConfigError(f"prediction token id {bad} is not an id of the vocabulary (0..{vocab - 1})")
+        return ids
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; its blocks go back at once. Unknown ids are ignored: it may just have finished."""
@@ -215,20 +235,12 @@ class Engine:
         return drafts + 1 if chunk.samples else 0
 
     def _propose(self, chunks: list[Chunk]) -> list[Proposal]:
-        """The drafter's proposals, made safe: whatever goes wrong there costs this step its drafts and nothing else."""
+        """The drafter's proposals, and before them what a grammar forces; a step without drafts asks nobody."""
         proposals = [self._forced(c) for c in chunks]
         rest = [i for i, (c, p) in enumerate(zip(chunks, proposals, strict=True)) if c.k and not p.tokens]
-        if not rest:
-            return proposals
-        try:
-            proposed = self.drafter.propose([chunks[i] for i in rest])
-            if len(proposed) != len(rest):
-                raise ValueError(f"{len(proposed)} proposals for {len(rest)} chunks")
-        except Exception:
-            log.exception("the drafter failed; this step runs without drafts")
-            return proposals
-        for i, proposal in zip(rest, proposed, strict=True):
-            proposals[i] = self._sane(chunks[i], proposal)
+        if rest:
+            for i, proposal in zip(rest, self.drafter.propose([chunks[i] for i in rest]), strict=True):
+                proposals[i] = self._lawful(chunks[i], proposal)
         return proposals
 
     @staticmethod
@@ -237,16 +249,14 @@ class Engine:
         grammar = chunk.seq.grammar
         return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [])
 
-    def _sane(self, chunk: Chunk, proposal: Proposal) -> Proposal:
-        """The part of a proposal that can be judged: known ids, no more than asked for, no further than the grammar goes."""
-        tokens, probs = proposal.tokens[: chunk.k], proposal.probs
-        if not all(isinstance(t, int) and 0 <= t < self.target.vocab for t in tokens):
-            log.warning("the drafter proposed an id outside the vocabulary; this step runs without drafts")
-            return Proposal()
-        if chunk.seq.grammar is not None:
-            # A draft of a reported law is judged even when the grammar forbids it: dropping it for its value would be a bias.
-            tokens = tokens[: chunk.seq.grammar.valid(tokens) + (probs is not None)]
-        return Proposal(tokens, None if probs is None else probs[: len(tokens)])
+    @staticmethod
+    def _lawful(chunk: Chunk, proposal: Proposal) -> Proposal:
+        """No further than the grammar goes."""
+        if chunk.seq.grammar is None:
+            return proposal
+        # A draft of a reported law is judged even when the grammar forbids it: dropping it for its value would be a bias.
+        count = chunk.seq.grammar.valid(proposal.tokens) + (proposal.probs is not None)
+        return replace(proposal, tokens=proposal.tokens[:count], probs=None if proposal.probs is None else proposal.probs[:count])
 
     def _commit(self, request: Request, completion: Completion, proposal: Proposal, rows: Tensor, accepted: int, tail: int | None) -> None:
         """Append what stands up to the first end, roll back the rest, give its slots back. `tail` None: a row had no law."""
@@ -272,6 +282,8 @@ class Engine:
             except ValueError as e:
                 self._fail(request, seq, str(e))
         completion.stats.add(drafted, kept)
+        if proposal.predicted:
+            request.metrics.count_prediction(kept, drafted - kept)
         request.metrics.num_passes += 1
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.monotonic()

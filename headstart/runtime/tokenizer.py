@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,40 @@ def load_tokenizer(checkpoint: Checkpoint, tokenizer: str | None = None, revisio
     """The checkpoint's own tokenizer, or the one named. Raises ModelError when there is none."""
     if tokenizer is None and checkpoint.gguf is not None:
         return checkpoint.gguf.tokenizer()
-    path = checkpoint.path if tokenizer is None else resolve(tokenizer, revision, token)
+    return _from_path(checkpoint.path) if tokenizer is None else open_tokenizer(tokenizer, revision, token)
+
+
+def open_tokenizer(source: str, revision: str | None = None, token: str | None = None) -> Any:
+    """The tokenizer in a directory, a GGUF file or at a hub id. Raises ModelError when there is none."""
+    return _from_path(resolve(source, revision, token))
+
+
+def _from_path(path: Path) -> Any:
     if path.is_file():
         return GGUFFile(path).tokenizer()
-    return _from_directory(path)
-
-
-def _from_directory(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as e:  # missing files, broken JSON, a class that is not there: transformers raises many kinds
         raise ModelError(f"no tokenizer could be loaded from {path} ({first_line(e)}): pass tokenizer=...") from None
+
+
+def continuation(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text that follows another: without the special tokens or the space that only the beginning of a text gets.
+
+    A line break is put before it and taken off again, since an answer begins after one in most chat templates; where it
+    merges with the text, the text alone is what there is.
+    """
+    encode = lambda t: list(tokenizer(t, add_special_tokens=False).input_ids)  # noqa: E731
+    anchor, both = encode("\n"), encode("\n" + text)
+    return both[len(anchor) :] if both[: len(anchor)] == anchor else encode(text)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """A hash of which string each id stands for."""
+    pairs = sorted((i, s) for s, i in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
 def real_vocab(tokenizer: Any, rows: int) -> int:

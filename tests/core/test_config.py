@@ -259,17 +259,26 @@ SAMPLING = {
     "allowed_token_ids": [5, True, "12", [], [-1], [1.0], [True]],
     "num_speculative_tokens": [-1, 129, 1.0, True],
     "verify": ["", "typical", True, 1],
+    "prediction": ["", (), 5, True, b"ab", [-1], [1.0], [True], ["1"], [None]],
 }
 SPECULATIVE = {
     "method": ["", "eagle", True, 1],
     "model": ["", True, 1],
     "num_speculative_tokens": [0, -1, 129, 1.0, True],
+    "num_prediction_tokens": [0, -1, 129, 1.0, True],
     "prompt_lookup_max": [0, -1, 65, 1.0, True, False],
     "prompt_lookup_min": [0, -1, 65, 1.0, True, False],
+    "suffix_decoding_max_tree_depth": [0, -1, 129, 1.0, True],
+    "suffix_decoding_max_cached_requests": [-1, 1.0, True, 7],
+    "suffix_decoding_max_spec_factor": [0, -1, True, "1"],
+    "suffix_decoding_min_token_prob": [-0.1, 1.1, True, "1"],
+    "shared": [0, 1, "yes"],
+    "corpus": ["", True, 1],
     "verify": ["", "typical", True, None],
     "draft_temperature": [-0.1, 1e5, True, "0.7"],
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],
+    "options": ["a", [("a", 1)], 1, True],
 }
 ENGINE = {
     "model": ["", None, True, 1],
@@ -294,9 +303,19 @@ ENGINE = {
 }
 
 # What of JUNK is a fair value of a field after all: an empty list of stops, and any text for a name.
-FAIR = {"stop": ["x", "5", [], ()], "stop_token_ids": [[], [1]], "allowed_token_ids": [[1]], "bad_words": [[]]}
-FAIR |= {"presence_penalty": [-1.5], "frequency_penalty": [-1.5], "logits_processors": [[]], "logit_bias": [{}]}
-NAMES = ("model", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
+FAIR = {
+    "stop": ["x", "5", [], ()],
+    "stop_token_ids": [[], [1]],
+    "allowed_token_ids": [[1]],
+    "bad_words": [[]],
+    "presence_penalty": [-1.5],
+    "frequency_penalty": [-1.5],
+    "logits_processors": [[]],
+    "logit_bias": [{}],
+    "prediction": ["x", "5", [1]],
+    "options": [{}, {"a": 1}],
+}
+NAMES = ("model", "corpus", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
 
 
 def is_fair(name: str, value) -> bool:
@@ -341,7 +360,8 @@ def test_bad_sampling_values(name):
 @pytest.mark.parametrize("name", SPECULATIVE)
 def test_bad_speculative_values(name):
     """On the object and by the dictionary."""
-    base = {"method": "ngram"} if name.startswith("prompt") else {} if name == "model" else {"model": D}
+    owners = {"prompt": {"method": "ngram"}, "suffix": {"method": "suffix"}, "shared": {"method": "suffix"}, "options": {"method": "a.b:C"}}
+    base = {} if name in ("model", "corpus") else owners.get(name.partition("_")[0], {"model": D})
     values = bad_values(name, SPECULATIVE[name])
     assert let_through(lambda value: SpeculativeConfig(**{**base, name: value}), values) == []
     given = [value for value in values if value is not None]

@@ -36,6 +36,8 @@ CASES = [
     ("none", "rejection", {}),
     ("ngram", "rejection", {}),
     ("ngram", "match", {}),
+    ("corpus", "block", {}),
+    ("prediction", "rejection", {"prediction": [3, 1, 4, 1, 5]}),
     ("model", "rejection", {}),
     ("model", "block", {}),
     ("model", "match", {}),

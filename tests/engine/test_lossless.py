@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from headstart.core.params import SamplingParams
-from tests.doubles import DRAFTERS, EchoModel, check, make_drafter, make_engine, plain, run, totals
+from tests.doubles import DRAFTERS, EchoModel, check, expecting, make_drafter, make_engine, plain, run, totals
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8], [1], [5] * 23, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 7, 7]]
 LAYOUTS = {
@@ -33,6 +33,7 @@ def test_ids_equal_plain_decoding(kind, layout, rule, temperature):
     target = EchoModel(vocab=30)
     seeds = list(range(100, 100 + len(PROMPTS)))
     params = [SamplingParams(temperature=temperature, max_tokens=40, seed=s) for s in seeds]
+    params = [expecting(kind, target, prompt, p) for prompt, p in zip(PROMPTS, params, strict=True)]
     engine = make_engine(target, make_drafter(kind, target), rule=rule, random_k=7, **LAYOUTS[layout])
     outputs = run(engine, PROMPTS, params, steps_between=1)
     for prompt, p, out in zip(PROMPTS, params, outputs, strict=True):
@@ -147,7 +148,8 @@ def test_padded_vocabulary_rows_are_never_emitted():
 
 def test_abort_in_flight_frees_everything():
     target = EchoModel(vocab=30)
-    engine = make_engine(target, make_drafter("model", target), random_k=1)
+    drafter = make_drafter("model", target)
+    engine = make_engine(target, drafter, random_k=1)
     for i in range(40):
         engine.add(f"a{i}", None, PROMPTS[i % 5], SamplingParams(temperature=1, max_tokens=50, seed=i))
         engine.step()
@@ -159,7 +161,7 @@ def test_abort_in_flight_frees_everything():
         engine.abort(f"a{i}")
     check(engine)
     assert not engine.has_work and engine.pool.available == engine.pool.num_blocks
-    assert not engine.drafter.covered, "the drafter remembers requests that are gone"
+    assert not drafter.covered, "the drafter remembers requests that are gone"
     engine.abort("never existed")
 
 

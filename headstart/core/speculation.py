@@ -1,0 +1,246 @@
+"""SpeculativeConfig: how drafts are made and judged; frozen, validated once. vLLM's keys act, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.core.checks import flag, integer, number, put_once, text
+from headstart.core.errors import ConfigError, names_nearest, nearest
+from headstart.core.params import VERIFY_RULES
+from headstart.core.plugins import foreign_method, foreign_names
+
+DEFAULT_DRAFTS = 5
+DEFAULT_SUFFIX_DRAFTS = 24  # as in vLLM: the match decides, this is the ceiling
+DEFAULT_PREDICTION_DRAFTS = 16
+DEFAULT_SPEC_FACTOR = 4.0
+DEFAULT_MIN_TOKEN_PROB = 0.1
+MAX_DRAFTS = 128
+METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model")
+
+# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device.
+_REFUSED = {
+    "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
+    "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
+    "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
+    "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
+    "quantization": "not available: the draft is loaded as its checkpoint is stored",
+    "parallel_drafting": "not available: drafts are made one after the other",
+}
+
+# Which options act with which methods. "foreign" stands for every drafter of others.
+_OWNERS: dict[str, tuple[str, ...]] = {
+    "model": ("draft_model",),
+    "revision": ("draft_model",),
+    "max_model_len": ("draft_model",),
+    "draft_temperature": ("draft_model",),
+    "prompt_lookup_max": ("ngram",),
+    "prompt_lookup_min": ("ngram",),
+    "corpus": ("corpus",),
+    "shared": ("suffix",),
+    "suffix_decoding_max_tree_depth": ("suffix",),
+    "suffix_decoding_max_cached_requests": ("suffix",),
+    "suffix_decoding_max_spec_factor": ("suffix", "corpus"),
+    "suffix_decoding_min_token_prob": ("suffix", "corpus"),
+    "options": ("foreign",),
+}
+
+# The values of those that ask for exactly what happens anyway.
+_HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
+
+
+@names_nearest
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How drafts are made and judged.
+
+    method: "none"; lookup in the request's own text: "ngram" (n-grams of fixed lengths) or "suffix" (any length); "corpus" (lookup
+        in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; or a
+        drafter of others: "package.module:Name" or the name of an entry point. May be left out when another option says it.
+    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model.
+    num_speculative_tokens: drafts per step, 1..128 (default 5; suffix and corpus 24, prediction 16).
+    num_prediction_tokens: drafts per step from the prediction of a request (default: num_speculative_tokens if given, else 16).
+    prompt_lookup_max, prompt_lookup_min: longest and shortest match of ngram (default 4 and 2; one set, the other
+        copies it, as in vLLM).
+    suffix_decoding_max_spec_factor: a match of m tokens is worth this many times m drafts (default 4).
+    suffix_decoding_min_token_prob: a draft ends where what follows was seen this seldom after the match (default 0.1).
+    suffix_decoding_max_tree_depth: as in vLLM the default of num_speculative_tokens, and its limit.
+    shared: let suffix look into the earlier outputs of all requests too. Off by default: how fast an answer comes would tell
+        one user about another's. suffix_decoding_max_cached_requests: how many outputs are kept for that (default 1000).
+    corpus: an index made by `headstart index build`, for corpus.
+    verify: "rejection" (default), "block" (never fewer tokens than rejection) or "match" (for a seed, the text of
+        plain sampling).
+    draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
+    max_model_len: a context limit for the draft below its own.
+    revision: of the draft on the hub.
+    options: a dictionary for a drafter of others.
+
+    Raises ConfigError on anything out of range or contradictory.
+    """
+
+    method: str | None = None
+    model: str | None = None
+    num_speculative_tokens: int | None = None
+    num_prediction_tokens: int | None = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_cached_requests: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
+    shared: bool | None = None
+    corpus: str | None = None
+    verify: str = "rejection"
+    draft_temperature: float | None = None
+    max_model_len: int | None = None
+    revision: str | None = None
+    options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "revision", "corpus"):
+            text(name, getattr(self, name))
+        self._settle_method()
+        kind = self.method if self.method in METHODS else "foreign"
+        for name, owners in _OWNERS.items():
+            if getattr(self, name) is not None and kind not in owners:
+                owner = "a drafter of others" if owners == ("foreign",) else " and ".join(owners)
+                raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with method={self.method!r}: it belongs to {owner}")
+        if self.method == "ngram":
+            self._settle_ngram()
+        if self.method in ("suffix", "corpus"):
+            self._settle_suffix()
+        self._settle_lengths()
+        if self.verify not in VERIFY_RULES:
+            raise ConfigError(f"verify={self.verify!r} is not a rule: {nearest(str(self.verify), VERIFY_RULES)}")
+        if self.draft_temperature is not None:
+            number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        if self.max_model_len is not None:
+            integer("max_model_len", self.max_model_len, 1, 1 << 31)
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise ConfigError(f"options={self.options!r} must be a dictionary: it is handed to the drafter")
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen for everybody else
+
+    def _settle_method(self) -> None:
+        """The method, from what names it: itself, `model`, `corpus`, the lookup bounds, or the forms of vLLM."""
+        if self.model in ("[ngram]", "ngram"):  # the form of older vLLM
+            if self.method not in (None, "ngram"):
+                raise ConfigError(f"model={self.model!r} contradicts method={self.method!r}: leave one of them out")
+            self._put("model", None)
+            self._put("method", "ngram")
+        if self.method == "custom_class":  # vLLM: a class by its dotted name in `model`
+            if not self.model or "." not in self.model:
+                raise ConfigError(f"method='custom_class' needs model='package.module.Class', not {self.model!r}")
+            self._put("method", self.model if ":" in self.model else ":".join(self.model.rsplit(".", 1)))
+            self._put("model", None)
+        if self.method is None:
+            lookup = self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
+            named = "draft_model" if self.model else "corpus" if self.corpus else "ngram" if lookup else None
+            if named is None:
+                raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
+            self._put("method", named)
+        if self.method not in METHODS and foreign_method(self.method) is None:
+            raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
+        if self.method == "draft_model" and not self.model:
+            raise ConfigError("method='draft_model' needs model=DRAFT: a directory, a GGUF file or a hub id")
+        if self.method == "corpus" and not self.corpus:
+            raise ConfigError("method='corpus' needs corpus=PATH: an index made by headstart index build")
+
+    def _settle_ngram(self) -> None:
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 1, 64)
+        high = self.prompt_lookup_max or self.prompt_lookup_min or 4
+        low = self.prompt_lookup_min or self.prompt_lookup_max or 2
+        if low > high:
+            raise ConfigError(f"prompt_lookup_min={low} is above prompt_lookup_max={high}")
+        self._put("prompt_lookup_max", high)
+        self._put("prompt_lookup_min", low)
+
+    def _settle_suffix(self) -> None:
+        factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
+        self._put("suffix_decoding_max_spec_factor", DEFAULT_SPEC_FACTOR if factor is None else factor)
+        self._put("suffix_decoding_min_token_prob", DEFAULT_MIN_TOKEN_PROB if least is None else least)
+        number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0, 1e4, open_low=True)
+        number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        if self.method != "suffix":
+            return
+        self._put("shared", False if self.shared is None else self.shared)
+        flag("shared", self.shared)
+        kept = self.suffix_decoding_max_cached_requests
+        if kept is not None:
+            integer("suffix_decoding_max_cached_requests", kept, 0, 1 << 31)
+            if bool(kept) is not self.shared:
+                advice = "set it above 0, or shared=False" if self.shared else "add shared=True if requests may see each other's outputs"
+                raise ConfigError(f"suffix_decoding_max_cached_requests={kept} contradicts shared={self.shared}: {advice}")
+        self._put("suffix_decoding_max_cached_requests", kept if kept is not None else 1000 if self.shared else 0)
+        depth = self.suffix_decoding_max_tree_depth
+        if depth is not None:
+            integer("suffix_decoding_max_tree_depth", depth, 1, MAX_DRAFTS)
+            if self.num_speculative_tokens is None:
+                self._put("num_speculative_tokens", depth)
+            elif isinstance(self.num_speculative_tokens, int) and self.num_speculative_tokens > depth:
+                raise ConfigError(
+                    f"num_speculative_tokens={self.num_speculative_tokens} is above suffix_decoding_max_tree_depth={depth}: "
+                    "lower the one or raise the other"
+                )
+
+    def _settle_lengths(self) -> None:
+        given = self.num_speculative_tokens
+        if self.num_prediction_tokens is None:
+            self._put("num_prediction_tokens", given or DEFAULT_PREDICTION_DRAFTS)
+        else:
+            integer("num_prediction_tokens", self.num_prediction_tokens, 1, MAX_DRAFTS)
+        if given is None:
+            defaults = {
+                "none": 0,
+                "suffix": DEFAULT_SUFFIX_DRAFTS,
+                "corpus": DEFAULT_SUFFIX_DRAFTS,
+                "prediction": self.num_prediction_tokens,
+            }
+            self._put("num_speculative_tokens", defaults.get(str(self.method), DEFAULT_DRAFTS))
+        elif self.method == "none":
+            integer("num_speculative_tokens", given, 0, 0)
+        else:
+            integer("num_speculative_tokens", given, 1, MAX_DRAFTS)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """Read vLLM's `speculative_config` dictionary: its keys act, or are refused by name with the nearest valid one."""
+        out: dict[str, Any] = {}
+        for raw, value in given.items():
+            name = str(raw).replace("-", "_")
+            if value is None:
+                continue
+            if name == "rejection_sample_method":
+                rules = {"standard": "rejection", "block": "block"}
+                if not isinstance(value, str) or value not in rules:
+                    raise ConfigError(f"rejection_sample_method={value!r} is not lossless or not known: {nearest(str(value), rules)}")
+                name, value = "verify", rules[value]
+            elif name == "draft_sample_method":
+                if value not in ("greedy", "probabilistic"):
+                    raise ConfigError(f"draft_sample_method={value!r} must be 'greedy' or 'probabilistic'")
+                if value == "probabilistic":
+                    continue  # our default: the draft samples from its warped law and reports it
+                name, value = "draft_temperature", 0.0
+            elif name in _REFUSED:
+                if value is _HARMLESS.get(name):
+                    continue  # asks for exactly what happens anyway
+                raise ConfigError(f"speculative_config[{raw!r}]={value!r}: {_REFUSED[name]}")
+            put_once(out, name, value, str(raw))
+        return cls(**out)
+
+    def describe(self) -> str:
+        """The start-up line: what runs."""
+        if self.method == "none":
+            return "speculation: off"
+        details = {
+            "draft_model": f" {self.model}",
+            "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
+            "corpus": f" {self.corpus}",
+            "suffix": " (shared between requests)" if self.shared else "",
+        }
+        what = f"{self.method}{details.get(str(self.method), '')}"
+        return f"speculation: {what}, up to k={self.num_speculative_tokens}, verify={self.verify}"

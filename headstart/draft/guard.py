@@ -1,0 +1,84 @@
+"""What stands between the engine and a drafter: whatever that does wrong costs drafts and one warning, never the answer."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from headstart.core.errors import first_line
+from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.draft.base import Drafter
+
+log = logging.getLogger("headstart")
+
+
+class Guard(Drafter):
+    """Invariant: every proposal that leaves has at most the drafts asked for, all of them ids of the target, and a law or none."""
+
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
+        self.drafter, self.vocab = drafter, vocab
+        self.kv_bytes_per_token = drafter.kv_bytes_per_token
+        self.warned: set[str] = set()
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        self.drafter.allocate(num_blocks, block_size)
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        try:
+            proposals = list(self.drafter.propose(chunks))
+            if len(proposals) != len(chunks):
+                raise ValueError(f"{len(proposals)} proposals for {len(chunks)} chunks")
+        except Exception as e:
+            self._warn("its steps run without drafts", e)
+            return [Proposal() for _ in chunks]
+        return [self._checked(c, p) for c, p in zip(chunks, proposals, strict=True)]
+
+    def _checked(self, chunk: Chunk, proposal: Proposal) -> Proposal:
+        try:
+            if len(proposal.tokens) > chunk.k:
+                self._warn("those beyond are dropped", ValueError(f"{len(proposal.tokens)} drafts where {chunk.k} were asked for"))
+            tokens = [operator.index(t) for t in proposal.tokens[: chunk.k]]
+            foreign = [t for t in tokens if not 0 <= t < self.vocab]
+            if foreign:
+                raise ValueError(f"{foreign[0]} is not an id of the vocabulary (0..{self.vocab - 1})")
+        except Exception as e:
+            self._warn("such steps run without drafts", e)
+            return Proposal()
+        return Proposal(tokens, self._law(tokens, proposal.probs))
+
+    def _law(self, tokens: list[int], probs: Any) -> Any:
+        """The reported law if it can be one, else None: a draft judged as a point mass is lossless whatever chose it."""
+        if probs is None or not tokens:
+            return None
+        try:
+            rows = probs[: len(tokens)]
+            if tuple(rows.shape) != (len(tokens), self.vocab) or not rows.is_floating_point():
+                raise ValueError(f"a law must be [{len(tokens)}, {self.vocab}] numbers, not {tuple(rows.shape)} of {rows.dtype}")
+            sums = rows.sum(-1)
+            if not ((rows >= 0).all() and ((sums - 1).abs() < 1e-2).all()):
+                raise ValueError("a law must not be negative and must sum to 1")
+            return rows
+        except Exception as e:
+            self._warn("its drafts are judged as if it had reported no law", e)
+            return None
+
+    def observe(self, chunks: Seq[Chunk]) -> None:
+        try:
+            self.drafter.observe(chunks)
+        except Exception as e:
+            self._warn("it may draft worse from here on", e)
+
+    def forget(self, seq: Sequence) -> None:
+        try:
+            self.drafter.forget(seq)
+        except Exception as e:
+            self._warn("it may keep memory", e)
+
+    def _warn(self, consequence: str, error: Exception) -> None:
+        """One line for each kind of fault, not one a step: a broken drafter must not fill the log."""
+        if consequence not in self.warned:
+            self.warned.add(consequence)
+            name = type(self.drafter).__name__
+            log.warning("the drafter %s failed (%s: %s): %s", name, type(error).__name__, first_line(error), consequence, exc_info=error)
