@@ -15,6 +15,7 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
 from headstart.cli.generate import generate
@@ -31,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, demo):
+for _command in (generate, chat, bench, demo):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -48,6 +49,8 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart generate --model M --draft ngram "prompt"    complete a prompt
 
     headstart chat --model M                               talk to a model
+
+    headstart bench --model M --draft ngram                measure whether drafts pay, and that the output is the same
 
     headstart demo                                         see what speculation does, on a small model
     """

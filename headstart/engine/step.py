@@ -25,6 +25,7 @@ from headstart.core.params import SamplingParams
 from headstart.core.scheduler import Scheduler
 from headstart.core.types import Chunk, Proposal, Sequence, Verdict
 from headstart.draft.base import Drafter
+from headstart.engine.clock import StepClock
 from headstart.engine.request import Completion, Request
 from headstart.ops.verify import NonFiniteLogits, verify
 from headstart.runtime.runner import Feed, Runner
@@ -53,6 +54,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[Request, Completion]] = {}  # sequence id -> whose it is
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
+        self.clock = StepClock()
         self.lock = threading.RLock()
 
     # -- requests come and go ------------------------------------------------------------------------------------
@@ -114,6 +116,13 @@ class Engine:
                         self._retire(c.seq)
             return request
 
+    def use(self, drafter: Drafter, drafts: int, rule: str) -> None:
+        """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests."""
+        with self.lock:
+            if self.has_work:  # a drafter knows the sequences it has seen, another one does not
+                raise ConfigError("the drafter can be changed between requests only: finish or abort those that run")
+            self.drafter, self.drafts, self.rule = drafter, drafts, rule
+
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
@@ -127,18 +136,23 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one pass and commit it. Returns the requests that got tokens or ended, in order of arrival."""
         with self.lock:
+            self.clock.start()
             chunks, preempted = self.scheduler.plan(self.draft_length)
             for seq in preempted:
                 self.drafter.forget(seq)
             if not chunks:
                 return []
             self._mark_scheduled(chunks)
+            self.clock.lap("other")
             proposals = self._propose(chunks)
+            self.clock.lap("draft")
+            self.clock.drafts += sum(len(p.tokens) for p in proposals)
             feeds = [
                 Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
                 for c, p in zip(chunks, proposals, strict=True)
             ]
             logits = self.target.forward(feeds)
+            self.clock.lap("target")
             touched: dict[str, Request] = {}
             for chunk, proposal, rows in zip(chunks, proposals, logits, strict=True):
                 request, completion = self.owner[chunk.seq.id]
@@ -154,11 +168,14 @@ class Engine:
                     request.error = f"{e} at output token {len(seq.tokens) - seq.prompt_len}: the model or its dtype is at fault"
                     seq.finish_reason = "error"
                 else:
+                    self.clock.lap("verify")
                     self._commit(request, completion, proposal, verdict)
+                    self.clock.lap("other")
             self.drafter.observe(chunks)
             for chunk in chunks:
                 if chunk.seq.finished:
                     self._retire(chunk.seq)
+            self.clock.lap("other")
             return list(touched.values())
 
     @staticmethod

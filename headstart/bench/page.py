@@ -1,0 +1,2 @@
+def page(found):
+    return ""
