@@ -35,13 +35,17 @@ EVEN = (1.0, "as fast as without drafts")
 
 
 def charts(found: Mapping[str, Any]) -> list[Chart]:
-    """Every plot that has something to show: of each batch size and temperature, then over all of them."""
+    """Every plot that has something to show: of each batch size or temperature, then over all of them."""
     several = len(settings(found)) > 1
-    out = []
-    for results in settings(found).values():
+    out: list[Chart] = []
+    temperatures = set()
+    for (_, temperature), results in settings(found).items():
         tail = f", {setting(results[0])}" if several else ""
         arms = drafting(results)
-        out += [_by_category(found, arms, tail), _by_position(arms, tail), _accepted(arms, tail)]
+        out.append(_by_category(found, arms, tail))
+        if temperature not in temperatures:  # which drafts stand hardly depends on the batch size
+            temperatures.add(temperature)
+            out += [_by_position(arms, tail), _accepted(arms, tail)]
     out += [_by_batch(found, t) for t in dict.fromkeys(r["temperature"] for r in found["results"])]
     return [c for c in [*out, _width(found)] if any(s.points for s in c.series)]
 
@@ -85,12 +89,11 @@ def _by_batch(found: Mapping[str, Any], temperature: float) -> Chart:
     rows = [r for r in drafting(found["results"]) if r["temperature"] == temperature]
     sizes = sorted({r["batch"] for r in rows})
     names = list(dict.fromkeys(r["arm"] for r in rows))
+    median = {(r["arm"], r["batch"]): r["overall"]["speedup"] for r in rows}
+    apart = 0.05 if len(sizes) > 1 else 0.2  # side by side, so that intervals do not hide each other
     series = [
-        _series(
-            name,
-            [(i, next((r["overall"]["speedup"] for r in rows if (r["arm"], r["batch"]) == (name, b)), None)) for i, b in enumerate(sizes)],
-        )
-        for name in names
+        _series(name, [(i + apart * (n - (len(names) - 1) / 2), median.get((name, b))) for i, b in enumerate(sizes)])
+        for n, name in enumerate(names)
     ]
     tail = "" if len({r["temperature"] for r in found["results"]}) == 1 else f", temperature {temperature:g}"
     return Chart(f"Speed-up by batch size{tail}", "questions at once", "times plain", series, dict(enumerate(map(str, sizes))), False, EVEN)

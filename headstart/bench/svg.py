@@ -89,7 +89,7 @@ def _said(series: Series, chart: Chart, i: int) -> str:
     x, y = series.points[i]
     span = series.spans[i] if series.spans else None
     interval = f" [{span[0]:.2f}, {span[1]:.2f}]" if span else ""
-    return escape(f"{series.name}, {chart.ticks.get(x, format(x, 'g'))}: {y:.2f}{interval}")
+    return escape(f"{series.name}, {chart.ticks.get(x, chart.ticks.get(round(x), format(x, 'g')))}: {y:.2f}{interval}")
 
 
 def _bars(chart: Chart, series: Series, number: int, x: Scale, y: Scale) -> list[str]:
