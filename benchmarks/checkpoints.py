@@ -37,3 +37,27 @@ def noisy(tensors: Mapping[str, torch.Tensor], noise: float) -> dict[str, torch.
     """The tensors with relative Gaussian noise on the matrices, always the same."""
     generator = torch.Generator().manual_seed(0)
     return {n: t + noise * t.std() * torch.randn(t.shape, generator=generator) if t.ndim == 2 else t for n, t in tensors.items()}
+
+
+def unquantised_gguf(gguf: Path, out: Path) -> str:
+    """The same model and metadata with every tensor as F32, for engines that would compute with quantised weights."""
+    import gguf as library
+
+    if out.exists():
+        return str(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    reader = library.GGUFReader(gguf)
+    writer = library.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+            continue
+        kinds = field.types
+        writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if kinds[0] == library.GGUFValueType.ARRAY else None)
+    writer.add_file_type(library.LlamaFileType.ALL_F32)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, library.quants.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(out)

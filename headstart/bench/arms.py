@@ -85,8 +85,6 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
     loaded: dict[tuple[Any, ...], Arm] = {}
     for given in specs:
         spec = SpeculativeConfig.from_dict(given)
-        if not spec.num_speculative_tokens:
-            raise ConfigError(f"a draft of method {spec.method!r} drafts nothing: plain decoding is always one of the arms, leave it out")
         out.append(_real_arm(llm, spec, loaded))
     for acceptance, k in synthetic:
         replay = ReplayDrafter(acceptance, llm.engine.target.vocab)
@@ -119,7 +117,7 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[Any, ...], A
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
-    what = (spec.model or spec.method).rstrip("/").rpartition("/")[2]
+    what = (spec.model or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     name = f"{what} k={spec.num_speculative_tokens}" + ("" if spec.verify == "rejection" else f" {spec.verify}")
     arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, spec.verify, spec.model, notes=notes)
     loaded.setdefault(key, arm)

@@ -69,7 +69,7 @@ def tables(found: Mapping[str, Any]) -> None:
 def _table(sheet: Sheet) -> Table:
     table = Table(title=sheet.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(sheet.heads):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)  # names give way, figures do not
     for row in sheet.rows:
         table.add_row(*map(Text, row))
     return table

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.api import LLM
 from headstart.bench.arms import Arm
-from headstart.bench.run import Answer, Run, encode, pairs
+from headstart.bench.run import Answer, Run, pairs
 from headstart.bench.stats import same_law
 from headstart.core.outputs import SpeculativeStats
 from headstart.core.params import SamplingParams
@@ -17,8 +17,8 @@ from headstart.runtime.runner import Feed
 # A lossless arm is wrongly accused this often. Small, because an exit code hangs on it.
 LEVEL = 0.001
 JOINT = 3  # tokens of the joint law
-# Repeats itself, so that lookup has something to draft.
-LAW_PROMPT = "Go on with this list, one number a line: one two three one two three one two three one two"
+# Ends within a repetition, so that lookup drafts from the first token on; given as it is, since a template would end it.
+LAW_PROMPT = "one two three one two three one two three one two"
 
 
 @dataclass
@@ -93,7 +93,7 @@ def judge_law(llm: LLM, plain: Arm, arm: Arm, params: SamplingParams, batch: int
 
     None when `stop()` ended it.
     """
-    ids = encode(llm, [{"role": "user", "content": LAW_PROMPT}])
+    ids = list(llm.get_tokenizer()(LAW_PROMPT).input_ids)
     drawn = {}
     stats = SpeculativeStats()
     for number, each in enumerate((plain, arm)):

@@ -55,6 +55,8 @@ class ArmOptions:
             "draft_model": {"draft_temperature": self.draft_temperature},
         }
         chosen = [dict([split_draft(d, False)]) for d in self.draft]
+        if {"method": "none"} in chosen:
+            raise ConfigError("--draft none drafts nothing: plain decoding is always one of the arms, leave it out")
         used = {c.get("method", "draft_model") for c in chosen}
         for method, options in own.items():
             for name, value in options.items():
