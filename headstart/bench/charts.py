@@ -46,7 +46,8 @@ def charts(found: Mapping[str, Any]) -> list[Chart]:
         if temperature not in temperatures:  # which drafts stand hardly depends on the batch size
             temperatures.add(temperature)
             out += [_by_position(arms, tail), _accepted(arms, tail)]
-    out += [_by_batch(found, t) for t in dict.fromkeys(r["temperature"] for r in found["results"])]
+    if len({r["batch"] for r in found["results"]}) > 1:
+        out += [_by_batch(found, t) for t in dict.fromkeys(r["temperature"] for r in found["results"])]
     return [c for c in [*out, _width(found)] if any(s.points for s in c.series)]
 
 
@@ -90,7 +91,7 @@ def _by_batch(found: Mapping[str, Any], temperature: float) -> Chart:
     sizes = sorted({r["batch"] for r in rows})
     names = list(dict.fromkeys(r["arm"] for r in rows))
     median = {(r["arm"], r["batch"]): r["overall"]["speedup"] for r in rows}
-    apart = 0.05 if len(sizes) > 1 else 0.2  # side by side, so that intervals do not hide each other
+    apart = 0.05  # side by side, so that intervals do not hide each other
     series = [
         _series(name, [(i + apart * (n - (len(names) - 1) / 2), median.get((name, b))) for i, b in enumerate(sizes)])
         for n, name in enumerate(names)

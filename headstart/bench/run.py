@@ -112,7 +112,7 @@ def execute(llm: LLM, arms: Seq[Arm], plan: Plan, advance: Callable[[int], None]
     run = Run(plan, arms)
     for batch in plan.batches:
         for temperature in plan.temperatures:
-            _warm_up(llm, arms, plan, batch, temperature)
+            _warm_up(llm, arms, plan, batch, temperature, stop)
             for repeat in range(plan.repeats):
                 for index, questions in enumerate(plan.groups(batch)):
                     for arm in _order(arms, index + repeat):
@@ -148,13 +148,13 @@ def _teach(arms: Seq[Arm], group: Group) -> None:
             arm.drafter.answers = {tuple(a.prompt_ids): a.token_ids for a in group.answers}
 
 
-def _warm_up(llm: LLM, arms: Seq[Arm], plan: Plan, batch: int, temperature: float) -> None:
+def _warm_up(llm: LLM, arms: Seq[Arm], plan: Plan, batch: int, temperature: float, stop: Callable[[], bool]) -> None:
     """Short answers first, thrown away: no arm pays for cold caches and first allocations."""
     short = replace(plan, params=replace(plan.params, max_tokens=min(_WARM_TOKENS, plan.params.max_tokens or _WARM_TOKENS)))
     first = [replace(q, turns=q.turns[:1]) for q in plan.groups(batch)[0]]
     for _ in range(plan.warmup):
         for arm in arms:
-            run_group(llm, arm, first, short, Group(arm.name, batch, temperature, 0, 0), lambda _: None, lambda: False)
+            run_group(llm, arm, first, short, Group(arm.name, batch, temperature, 0, 0), lambda _: None, stop)
 
 
 class _Talk:
@@ -259,7 +259,7 @@ def encode(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
 
 def pairs(run: Run, arm: str, batch: int, temperature: float) -> Iterator[tuple[Answer, Answer]]:
     """(plain answer, the arm's answer) of the same question, turn and repeat, as far as both were measured."""
-    found = {PLAIN: {}, arm: {}}  # type: dict[str, dict[tuple[int, int, int, int], Answer]]
+    found: dict[str, dict[tuple[int, int, int, int], Answer]] = {PLAIN: {}, arm: {}}
     for group in run.groups:
         if group.arm in found and (group.batch, group.temperature) == (batch, temperature):
             for a in group.answers:

@@ -72,7 +72,7 @@ def test_arms_take_turns_and_a_full_progress_is_told(llm: LLM) -> None:
 
 def test_no_prompt_is_remembered_between_arms(llm: LLM) -> None:
     run(llm, plan(warmup=0))
-    assert llm.engine.pool.hits == llm.engine.pool.hits  # within a conversation it may be
+    assert llm.engine.pool.hits > 0, "within a conversation it is"
     before = llm.engine.pool.hits
     run(llm, plan(questions=QUESTIONS[1:], warmup=0))
     assert llm.engine.pool.hits == before
