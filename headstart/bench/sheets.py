@@ -22,7 +22,7 @@ def sheets(found: Mapping[str, Any]) -> list[tuple[str, list[Sheet]]]:
     """(batch size and temperature in words, its tables), and last ("", what they share); tables without rows left out."""
     out = []
     for results in settings(found).values():
-        out.append((setting(results[0]), [speed(results), drafts(results), categories(found, results), split(results)]))
+        out.append((setting(results[0]), [speed(results), waiting(results), drafts(results), categories(found, results), split(results)]))
     out.append(("", [width(found)]))
     return [(name, [s for s in each if s.rows]) for name, each in out]
 
@@ -83,17 +83,14 @@ def drafting(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def speed(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    heads = ("user tok/s", "total tok/s", "TTFT ms", "TPOT ms", "ITL p50/p99", "tok/pass", "speed-up [95 %]", "decode", "predicted")
-    sheet = Sheet("Speed", "arm", *heads)
+    """How fast, and how much faster."""
+    sheet = Sheet("Speed", "arm", "tok/s\nuser", "tok/s\ntotal", "tok/\npass", "speed-up [95 %]", "decode", "predicted")
     for r in results:
         o = r["overall"]
         sheet.add(
             r["arm"],
             rate(o["user_tokens_per_second"]),
             rate(o["total_tokens_per_second"]),
-            ms(o["ttft"]),
-            ms(o["tpot"]),
-            f"{ms(o['itl_p50'])}/{ms(o['itl_p99'])}",
             "-" if o["tokens_per_pass"] is None else f"{o['tokens_per_pass']:.2f}",
             gain(o.get("speedup")),
             gain(o.get("decode_speedup") and {**o["decode_speedup"], "low": None}),
@@ -102,8 +99,17 @@ def speed(results: Sequence[Mapping[str, Any]]) -> Sheet:
     return sheet
 
 
+def waiting(results: Sequence[Mapping[str, Any]]) -> Sheet:
+    """How long one waits, in milliseconds."""
+    sheet = Sheet("Waiting, ms", "arm", "TTFT", "TTFT\np99", "TPOT", "ITL\np50", "ITL\np99")
+    for r in results:
+        sheet.add(r["arm"], *(ms(r["overall"][name]) for name in ("ttft", "ttft_p99", "tpot", "itl_p50", "itl_p99")))
+    return sheet
+
+
 def drafts(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    sheet = Sheet("Drafts", "arm", "accepted/drafted", "alpha by position, %", "wasted rows", "ms a draft", "best k", "break-even alpha")
+    """How drafts fared."""
+    sheet = Sheet("Drafts", "arm", "accepted/\ndrafted", "alpha by\nposition, %", "wasted\nrows", "ms a\ndraft", "best k", "even at\nalpha")
     for r in drafting(results):
         o = r["overall"]
         at, alphas = o.get("break_even_alpha"), o["acceptance_per_position"]
@@ -120,6 +126,7 @@ def drafts(results: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def categories(found: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Sheet:
+    """Speed-up and tokens per pass of each category."""
     sheet = Sheet("By category: speed-up [95 %], tokens per pass", "category", *(r["arm"] for r in drafting(results)))
     names = list(found["workload"]["categories"])
     for name in names if len(names) > 1 and drafting(results) else []:
@@ -129,7 +136,8 @@ def categories(found: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
 
 
 def split(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    sheet = Sheet("Where the time went", "arm", "prefill", "draft", "target", "verify", "other", "decoding steps", "ms a step")
+    """Shares of the time, by part of the step."""
+    sheet = Sheet("Where the time went", "arm", "prefill", "draft", "target", "verify", "other", "decoding\nsteps", "ms a\nstep")
     for r in results:
         split, steps = r["overall"]["split"], r["overall"]["steps"]
         total = sum(split.values()) or 1.0
@@ -139,10 +147,10 @@ def split(results: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def width(found: Mapping[str, Any]) -> Sheet:
+    """The width curve."""
     curves = {b: c for b, c in found["width"].items() if c}
     widths = sorted({int(m) for c in curves.values() for m in c})
-    if len(widths) > 14:
-        widths = [m for m in widths if m not in (3, 5, 6, 10, 20, 28)]
+    widths = [m for m in widths if m in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) or m == widths[-1]]  # the plot has them all
     sheet = Sheet("A pass of m rows a sequence, relative to one", "batch", "T(1) ms", *map(str, widths[1:]))
     for b, c in curves.items():
         sheet.add(b, ms(c["1"]), *(f"{c[str(m)] / c['1']:.2f}" if str(m) in c else "" for m in widths[1:]))

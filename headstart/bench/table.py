@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headstart.bench.sheets import Sheet, headline, setting, sheets
 
-_PIPE_WIDTH = 132
+_PIPE_WIDTH = 120
 
 
 class Progress:
@@ -56,7 +56,7 @@ def tables(found: Mapping[str, Any]) -> None:
         if name and len(parts) > 2:
             console.rule(name, align="left", style="dim")
         for sheet in each:
-            console.print(_table(sheet))
+            console.print(_table(sheet, console.width))
     for line in found["notes"]:
         console.print(f"note: {line}", markup=False, style="dim")
     for v in found["verdicts"]:
@@ -66,8 +66,8 @@ def tables(found: Mapping[str, Any]) -> None:
         console.print("no verdict: nothing was measured to the end")
 
 
-def _table(sheet: Sheet) -> Table:
-    table = Table(title=sheet.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+def _table(sheet: Sheet, room: int) -> Table:
+    table = Table(title=sheet.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=room < 110)
     for i, name in enumerate(sheet.heads):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)  # names give way, figures do not
     for row in sheet.rows:
