@@ -10,12 +10,11 @@ how many texts are identical, and for a difference the gap between the two best 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
+import checkpoints
 
 PROMPTS = [
     "Write a short story about a fox who learns to swim.",
@@ -39,26 +38,6 @@ PROMPTS = [
     "Extract the dates: The fair runs from 3 May to 9 May 2024; tickets are sold from 1 April.",
     "Describe the taste of a lemon to someone who has never had one.",
 ]
-
-
-def noisy_copy(gguf: Path, folder: Path, noise: float) -> None:
-    """The demo model with relative Gaussian noise on its matrices, as a checkpoint with its tokenizer."""
-    from safetensors.torch import save_file
-
-    from headstart.models.gguf import GGUFFile
-
-    file = GGUFFile(gguf)
-    generator = torch.Generator().manual_seed(0)
-
-    def tensor(name: str) -> torch.Tensor:
-        t = file.tensor(name)
-        return (t + noise * t.std() * torch.randn(t.shape, generator=generator) if t.ndim == 2 else t).contiguous()
-
-    (folder / "config.json").write_text(
-        json.dumps({**file.config(), "architectures": ["LlamaForCausalLM"], "eos_token_id": file.eos_ids()})
-    )
-    save_file({n: tensor(n) for n in file.names()}, folder / "model.safetensors", metadata={"format": "pt"})
-    file.tokenizer().save_pretrained(folder)
 
 
 def gap(llm, prompt_ids: list[int], output: list[int]) -> float:
@@ -91,7 +70,8 @@ def main() -> int:
     reference: list[list[int]] = []
     texts = differences = 0
     with tempfile.TemporaryDirectory() as folder:
-        noisy_copy(gguf, Path(folder), args.noise)
+        config, tensors, tokenizer = checkpoints.read(gguf)
+        checkpoints.write(Path(folder), config, checkpoints.noisy(tensors, args.noise), tokenizer)
         for config in ({"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}, {"method": "draft_model", "model": folder}):
             llm = LLM(str(gguf), speculative_config={**config, "num_speculative_tokens": 16}, **common)
 

@@ -15,6 +15,7 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
 from headstart.cli.generate import generate
@@ -32,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, demo, index):
+for _command in (generate, chat, bench, demo, index):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -50,6 +51,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
     headstart chat --model M                               talk to a model
 
+    headstart bench --model M --draft ngram                measure whether drafts pay, and that the output is the same
     headstart index build --tokenizer M --out idx FILES    make a corpus for --draft corpus:idx
 
     headstart demo                                         see what speculation does, on a small model

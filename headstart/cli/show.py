@@ -105,11 +105,7 @@ def per_pass(outputs: Sequence[RequestOutput]) -> float:
 
 def drafts_of(outputs: Sequence[RequestOutput]) -> SpeculativeStats:
     """The speculative counts of several requests together."""
-    total = SpeculativeStats(max((o.metrics.speculative_decoding.num_spec_tokens for o in outputs), default=0))
-    for o in outputs:
-        total.per_step_drafted += o.metrics.speculative_decoding.per_step_drafted
-        total.per_step_accepted += o.metrics.speculative_decoding.per_step_accepted
-    return total
+    return SpeculativeStats.total(o.metrics.speculative_decoding for o in outputs)
 
 
 def rate(value: float | None) -> str:

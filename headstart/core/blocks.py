@@ -102,6 +102,11 @@ class BlockPool:
                 self.by_hash[digest] = seq.table[i]
                 self.hash_of[seq.table[i]] = digest
 
+    def forget(self) -> None:
+        """Drop what no sequence owns from the prefix cache, so that the next prompt is computed in full."""
+        while self.cached:
+            heapq.heappush(self.free, self._evict())
+
     def check(self, tables: Iterable[Seq[int]] = ()) -> None:
         """Raise AssertionError unless every block is free, cached or owned exactly as often as the tables say."""
         owned = [0] * self.num_blocks

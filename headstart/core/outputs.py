@@ -6,6 +6,7 @@ nobody judged, count neither as drafted nor as accepted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,16 @@ class SpeculativeStats:
     num_spec_tokens: int = 0  # the configured k
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
+
+    @classmethod
+    def total(cls, several: Iterable[SpeculativeStats]) -> SpeculativeStats:
+        """The counts of several requests together."""
+        out = cls()
+        for s in several:
+            out.num_spec_tokens = max(out.num_spec_tokens, s.num_spec_tokens)
+            out.per_step_drafted += s.per_step_drafted
+            out.per_step_accepted += s.per_step_accepted
+        return out
 
     def add(self, drafted: int, accepted: int) -> None:
         """Record one step; one without drafts leaves no trace."""

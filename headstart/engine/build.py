@@ -12,8 +12,6 @@ from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
 from headstart.core.scheduler import Scheduler
 from headstart.draft.base import DraftContext, Drafter
-from headstart.draft.guard import Guard
-from headstart.draft.prediction import PredictionDrafter
 from headstart.engine.step import Engine
 from headstart.models.decoder import Decoder
 from headstart.ops.device import free_memory, resolve_device, resolve_dtype, total_memory
@@ -60,7 +58,6 @@ def assemble(
 ) -> Engine:
     """The engine of a loaded model and drafter, with `blocks` KV blocks between them."""
     spec = config.speculative
-    drafter = PredictionDrafter(Guard(drafter, vocab), spec.num_speculative_tokens or 0)
     drafter.allocate(blocks, config.block_size)
     pool = BlockPool(blocks, config.block_size, config.enable_prefix_caching)
     return Engine(

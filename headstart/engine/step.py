@@ -28,6 +28,9 @@ from headstart.core.params import SamplingParams
 from headstart.core.scheduler import Scheduler
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
+from headstart.draft.guard import Guard
+from headstart.draft.prediction import PredictionDrafter
+from headstart.engine.clock import StepClock
 from headstart.engine.request import Completion, Request
 from headstart.ops.grammar import GrammarCompiler
 from headstart.ops.logprobs import Scores, log_law, score
@@ -55,15 +58,17 @@ class Engine:
         logprobs_mode: str = "raw_logprobs",
         max_logprobs: int = 20,
     ) -> None:
-        self.target, self.drafter, self.pool, self.scheduler = target, drafter, pool, scheduler
-        self.tokenizer, self.eos_ids, self.drafts, self.rule, self.seed = tokenizer, tuple(eos_ids), drafts, rule, seed
+        self.target, self.pool, self.scheduler = target, pool, scheduler
+        self.tokenizer, self.eos_ids, self.seed = tokenizer, tuple(eos_ids), seed
         self.processed_logprobs, self.max_logprobs = logprobs_mode == "processed_logprobs", max_logprobs
         self.grammars = GrammarCompiler(tokenizer, target.vocab, eos_ids)
         self.prediction_drafts = prediction_drafts
         self.requests: dict[str, Request] = {}
         self.owner: dict[int, tuple[Request, Completion]] = {}  # sequence id -> whose it is
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
+        self.clock = StepClock()
         self.lock = threading.RLock()
+        self.use(drafter, drafts, rule)
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -177,6 +182,15 @@ class Engine:
                         self._retire(c.seq)
             return request
 
+    def use(self, drafter: Drafter, drafts: int, rule: str) -> None:
+        """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests."""
+        with self.lock:
+            if self.has_work:  # a drafter knows the sequences it has seen, another one does not
+                raise ConfigError("the drafter can be changed between requests only: finish or abort those that run")
+            # A prediction may stand in front of any drafter; a guard stands behind it, since drafters may be anybody's.
+            self.drafter: Drafter = PredictionDrafter(Guard(drafter, self.target.vocab), drafts)
+            self.drafts, self.rule = drafts, rule
+
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
@@ -190,18 +204,23 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one pass and commit it. Returns the requests that got tokens or ended, in order of arrival."""
         with self.lock:
+            self.clock.start()
             chunks, preempted = self.scheduler.plan(self.draft_length)
             for seq in preempted:
                 self.drafter.forget(seq)
             if not chunks:
                 return []
             self._mark_scheduled(chunks)
+            self.clock.lap("other")
             proposals = self._propose(chunks)
+            self.clock.lap("draft")
+            self.clock.drafts += sum(len(p.tokens) for p in proposals)
             feeds = [
                 Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
                 for c, p in zip(chunks, proposals, strict=True)
             ]
             logits = self.target.forward(feeds)
+            self.clock.lap("target")
             touched: dict[str, Request] = {}
             for chunk, proposal, rows in zip(chunks, proposals, logits, strict=True):
                 seq = chunk.seq
@@ -220,11 +239,14 @@ class Engine:
                     self._commit(request, completion, proposal, rows, e.accepted, None)
                     self._fail(request, seq, str(e))
                 else:
+                    self.clock.lap("verify")
                     self._commit(request, completion, proposal, rows, accepted, tail)
+                    self.clock.lap("other")
             self.drafter.observe(chunks)
             for chunk in chunks:
                 if chunk.seq.finished:
                     self._retire(chunk.seq)
+            self.clock.lap("other")
             return list(touched.values())
 
     @staticmethod

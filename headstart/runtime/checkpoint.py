@@ -97,7 +97,9 @@ def _open_safetensors(path: Path) -> Checkpoint:
         except (SafetensorError, OSError, ValueError) as e:
             raise ModelError(f"{file} is broken or truncated ({e}): fetch it again") from None
 
-    return Checkpoint(path, config, _eos_ids(path, config), tensor, list(where))
+    # A model made for benchmarks says so (benchmarks/grow.py), and nobody who measures it may overlook that.
+    notes = [f"{path.name}: {config['headstart_grown']}"] if config.get("headstart_grown") else []
+    return Checkpoint(path, config, _eos_ids(path, config), tensor, list(where), notes=notes)
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:

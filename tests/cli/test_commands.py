@@ -30,7 +30,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 def test_version_and_help(headstart: Call) -> None:
     assert headstart("--version")[:2] == (0, "headstart 0.1.0\n")
-    for command in ("generate", "chat", "demo"):
+    for command in ("generate", "chat", "bench", "demo"):
         code, out, _ = headstart(command, "--help")
         assert code == 0 and command in out
     assert "--num-speculative-tokens" in headstart("generate", "--help")[1]
