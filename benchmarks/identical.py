@@ -73,7 +73,7 @@ def main() -> int:
         config, tensors, tokenizer = checkpoints.read(gguf)
         checkpoints.write(Path(folder), config, checkpoints.noisy(tensors, args.noise), tokenizer)
         for config in ({"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}, {"method": "draft_model", "model": folder}):
-            llm = LLM(str(gguf), speculative_config={**config, "num_speculative_tokens": 16}, **common)
+            llm = LLM(str(gguf), speculative_config={**config, "num_speculative_tokens": 16, "adaptive": False}, **common)
 
             def run(many, drafts: int, llm=llm):
                 return llm.chat(many, SamplingParams(temperature=0, max_tokens=args.tokens, num_speculative_tokens=drafts), use_tqdm=False)

@@ -179,6 +179,7 @@ def make_engine(
     rule: str = "rejection",
     k: int = 5,
     random_k: int | None = None,
+    adaptive: bool = False,
     k_predicted: int | None = None,
     tokenizer=None,
     eos=(),
@@ -186,7 +187,7 @@ def make_engine(
     """A real engine around doubles. `random_k` draws k in 0..5 anew for every sequence and step: a constant k hides stale KV."""
     drafts = 0 if type(drafter) is NoDrafter else k
     lengths = {"num_speculative_tokens": drafts, "num_prediction_tokens": k_predicted}
-    spec = SpeculativeConfig(method="ngram" if drafts else "none", verify=rule, **lengths)
+    spec = SpeculativeConfig(method="ngram" if drafts else "none", verify=rule, adaptive=adaptive, **lengths)
     config = EngineConfig(
         model="double",
         max_num_seqs=max_seqs,

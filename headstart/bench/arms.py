@@ -14,6 +14,7 @@ from headstart import draft
 from headstart.api import LLM
 from headstart.core import rand
 from headstart.core.errors import ConfigError
+from headstart.core.pace import Pace
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
@@ -36,6 +37,7 @@ class Arm:
     method: str = "none"
     k: int = 0
     verify: str = "rejection"
+    pace: Pace | None = None  # learned over the whole run; None: always k drafts
     model: str | None = None
     synthetic: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -47,7 +49,7 @@ class Arm:
     def described(self) -> dict[str, Any]:
         """What the report says about it."""
         names = ("name", "method", "model", "k", "verify", "synthetic", "notes")
-        return {n: getattr(self, n) for n in names}
+        return {**{n: getattr(self, n) for n in names}, "adaptive": self.pace is not None}
 
 
 class ReplayDrafter(LookupDrafter):
@@ -99,7 +101,7 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
 def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], Arm]) -> Arm:
     """An arm of a real drafter; one that differs in k or rule only shares the drafter of the first."""
     assert spec.method and spec.num_speculative_tokens
-    own = replace(spec, num_speculative_tokens=None, num_prediction_tokens=None, verify="rejection")
+    own = replace(spec, num_speculative_tokens=None, num_prediction_tokens=None, verify="rejection", adaptive=True)
     key = tuple(repr(getattr(own, f.name)) for f in fields(own))
     notes: list[str] = []
     if key in loaded:
@@ -119,7 +121,9 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
     what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    name = f"{what} k={spec.num_speculative_tokens}" + ("" if spec.verify == "rejection" else f" {spec.verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, spec.verify, spec.model, notes=notes)
+    pace = Pace(drafter.free) if spec.adaptive else None
+    length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
+    name = length + ("" if spec.verify == "rejection" else f" {spec.verify}")
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, spec.verify, pace, spec.model, notes=notes)
     loaded.setdefault(key, arm)
     return arm

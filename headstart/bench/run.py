@@ -180,7 +180,7 @@ def run_group(
 ) -> None:
     """Answer a group of questions together, each conversation going on as soon as its answer stands; fills `group`."""
     engine = llm.engine
-    engine.use(arm.drafter, arm.k, arm.verify)
+    engine.use(arm.drafter, arm.k, arm.verify, arm.pace)
     engine.pool.forget()  # equal work for every arm: no prompt is remembered from the one before
     live: dict[str, _Talk] = {}
     start = time.perf_counter()

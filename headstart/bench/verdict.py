@@ -97,7 +97,7 @@ def judge_law(llm: LLM, plain: Arm, arm: Arm, params: SamplingParams, batch: int
     drawn = {}
     stats = SpeculativeStats()
     for number, each in enumerate((plain, arm)):
-        llm.engine.use(each.drafter, each.k, each.verify)
+        llm.engine.use(each.drafter, each.k, each.verify, each.pace)
         drawn[each.name], own = _sample(llm, ids, replace(params, max_tokens=JOINT, ignore_eos=True, seed=None), samples, number, stop)
         stats = SpeculativeStats.total((stats, own))
     if stop():

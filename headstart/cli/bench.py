@@ -31,6 +31,7 @@ class ArmOptions:
     num_speculative_tokens: Annotated[
         str, Option("--num-speculative-tokens", "-k", help="Drafts per step, or several: 2,4,8.", metavar="K")
     ] = "5"
+    adaptive: Annotated[bool, Option("--adaptive/--no-adaptive", help="Draft only as much as pays, or (default) always K tokens.")] = False
     verify: Annotated[str, Option(help="rejection, block or match. All are lossless.", metavar="RULE")] = "rejection"
     draft_temperature: Annotated[float | None, Option(help="Temperature of draft models. Default: the target's.", metavar="T")] = None
     prompt_lookup_max: Annotated[int | None, Option(help="Longest match that ngram looks for.", metavar="N")] = None
@@ -63,7 +64,13 @@ class ArmOptions:
                 if value is not None and method not in used:
                     raise ConfigError(f"--{name.replace('_', '-')} {value} has no effect: no --draft is of method {method}")
         return [
-            {**c, **own.get(c.get("method", "draft_model"), {}), "num_speculative_tokens": k, "verify": self.verify}
+            {
+                **c,
+                **own.get(c.get("method", "draft_model"), {}),
+                "num_speculative_tokens": k,
+                "verify": self.verify,
+                "adaptive": self.adaptive,
+            }
             for c, k in itertools.product(chosen, self.lengths())
         ]
 

@@ -63,6 +63,9 @@ class SpeculationOptions:
     ] = None
     num_speculative_tokens: Annotated[int | None, Option("--num-speculative-tokens", "-k", help="Drafts per step.", metavar="K")] = None
     verify: Annotated[str | None, Option(help="rejection (default), block or match. All are lossless.", metavar="RULE")] = None
+    adaptive: Annotated[
+        bool | None, Option("--adaptive/--no-adaptive", help="Draft only as much as pays (default), or always K tokens.")
+    ] = None
     draft_temperature: Annotated[float | None, Option(help="Temperature of the draft model. Default: the target's.", metavar="T")] = None
     prompt_lookup_max: Annotated[int | None, Option(help="Longest match that ngram looks for.", metavar="N")] = None
     prompt_lookup_min: Annotated[int | None, Option(help="Shortest match that ngram accepts.", metavar="N")] = None
@@ -91,6 +94,7 @@ class SpeculationOptions:
                 put(key, value, "--draft")
         put("num_speculative_tokens", self.num_speculative_tokens, "--num-speculative-tokens")
         put("verify", self.verify, "--verify")
+        put("adaptive", self.adaptive, "--adaptive" if self.adaptive else "--no-adaptive")
         put("draft_temperature", self.draft_temperature, "--draft-temperature")
         put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
         put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")

@@ -1,9 +1,10 @@
 """How many drafts pay: expected tokens over measured seconds, chosen anew for every sequence and step.
 
 With a_i the chance that draft i stands after those before it stood, k drafts give E(k) = 1 + sum_j prod_{i<=j} a_i tokens
-(`reference`: Leviathan et al. 2211.17192 for constant a). A pass over m rows takes T(m) seconds, drafting D(k). The k that
-gives the most tokens per second wins, k = 0 among them: so a draft that does not pay is paused, and probed again with
-back-off. Nothing here looks at the tokens of a draft before its length is settled, so the law of the output is untouched.
+(Leviathan et al. 2211.17192, there for a constant a). A pass over m rows takes T(m) seconds, drafting D(k). The k that gives
+most tokens per second wins, k = 0 among them: so a draft that does not pay is paused. It is probed again while all probes
+together, what they take to catch up on the text included, stay within a small share of the time. Nothing here looks at the
+tokens of a draft before its length is settled, so the law of the output is untouched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ PRIOR = 0.7  # what a draft is worth before anything is known: hopeful, so that 
 PRIOR_WEIGHT = 3.0
 MEMORY = 0.97  # weight of the past per observed step: some thirty steps count
 GAIN = 1.03  # drafts must promise this much more than a plain step, so that noise in the times does not decide
-FIRST_PAUSE, LONGEST_PAUSE = 16, 128
+PROBES = 0.01  # the share of all time that may be spent on trying what is not expected to pay
+SHORTEST_PAUSE = 8  # steps between two probes, however cheap
 
 
 class WidthCurve:
@@ -96,7 +98,6 @@ class _Runner:
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.k = 0  # as chosen last
-        self.pays = True  # whether drafts were expected to pay then
         self.shadow: list[int] = []  # drafts that no pass judges, compared with what comes
         self.shadow_at = 0
 
@@ -110,9 +111,10 @@ class Pace:
         self.draft_step = 0.0  # seconds per draft token of the longest draft in a batch
         self.everyone = Acceptance()
         self.runners: dict[int, _Runner] = {}
-        self.step = 0
-        self.pause, self.probe_at = FIRST_PAUSE, FIRST_PAUSE  # sequences that wait probe in the same step: one wide pass for all
-        self.probed = False
+        self.seconds = self.probing = 0.0  # of all decoding steps, and what probes took beyond plain steps
+        self.since_probe = 0
+        self.probed = False  # in this step: sequences that wait probe together, one wide pass for all
+        self.drafting = 0.0  # seconds of this step
 
     def choose(self, seq_id: int, most: int) -> int:
         """How many drafts this sequence should get now, 0..most."""
@@ -121,6 +123,7 @@ class Pace:
             own.k = 0
         elif self.curve.known < 2:  # learn a plain pass first, then a wide one
             own.k = most if self.curve.known else 0
+            self.probed = own.k > 0
         else:
             own.k = self._best(own, most)
         return own.k
@@ -138,12 +141,8 @@ class Pace:
             gains.append((idle + drafting * expected) / seconds / plain)
         best = max(range(most), key=gains.__getitem__)
         if gains[best] > GAIN:
-            if not own.pays:
-                self.pause = FIRST_PAUSE
-            own.pays = True
             return best + 1
-        own.pays = False
-        if self.free or self.step < self.probe_at:
+        if self.free or self.since_probe < SHORTEST_PAUSE or self.probing > PROBES * self.seconds:
             return 0
         self.probed = True
         return best + 1
@@ -154,20 +153,28 @@ class Pace:
             self.runners[seq_id].acceptance.observe(drafted, accepted)
             self.everyone.observe(drafted, accepted)
 
-    def pass_took(self, rows: int, seconds: float) -> None:
+    def pass_took(self, rows: int, sequences: int, seconds: float) -> None:
         """A pass in which every sequence decoded took so long, drafting apart. Ends the step."""
+        plain = self.curve(sequences) if self.curve.known else seconds
         self.curve.observe(rows, seconds)
-        self.step += 1
+        self.seconds += seconds + self.drafting
+        self.since_probe += 1
         if self.probed:
-            self.probed = False
-            self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.probe_at = self.step + self.pause
+            self.probing += max(0.0, seconds + self.drafting - plain)
+            self.since_probe, self.probed = 0, False
+        self.drafting = 0.0
 
     def drafting_took(self, longest: int, seconds: float) -> None:
-        """Drafting up to `longest` tokens per sequence took so long."""
+        """Drafting up to `longest` tokens per sequence took so long. Falls fast and rises slowly: some calls catch up on a text."""
+        self.drafting = seconds
         if longest:
             each = seconds / longest
-            self.draft_step = each if not self.draft_step else 0.8 * self.draft_step + 0.2 * min(each, 4 * self.draft_step)
+            rate = 1.0 if not self.draft_step else 0.5 if each < self.draft_step else 0.1
+            self.draft_step += rate * (min(each, 4 * self.draft_step or each) - self.draft_step)
+
+    def unwatched(self, seq_id: int) -> bool:
+        """Whether no drafts of this sequence are being compared with what comes."""
+        return seq_id in self.runners and not self.runners[seq_id].shadow
 
     def watch(self, seq_id: int, length: int, tokens: list[int]) -> None:
         """Drafts for a text of `length` tokens that no pass will judge: they are compared with what comes instead."""

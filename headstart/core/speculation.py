@@ -71,6 +71,8 @@ class SpeculativeConfig:
     corpus: an index made by `headstart index build`, for corpus.
     verify: "rejection" (default), "block" (never fewer tokens than rejection) or "match" (for a seed, the text of
         plain sampling).
+    adaptive: draft only as much as pays (default): the length that promises most tokens per measured second, up to
+        num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
     revision: of the draft on the hub.
@@ -92,6 +94,7 @@ class SpeculativeConfig:
     shared: bool | None = None
     corpus: str | None = None
     verify: str = "rejection"
+    adaptive: bool = True
     draft_temperature: float | None = None
     max_model_len: int | None = None
     revision: str | None = None
@@ -113,6 +116,7 @@ class SpeculativeConfig:
         self._settle_lengths()
         if self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify={self.verify!r} is not a rule: {nearest(str(self.verify), VERIFY_RULES)}")
+        flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
         if self.max_model_len is not None:
@@ -243,4 +247,5 @@ class SpeculativeConfig:
             "suffix": " (shared between requests)" if self.shared else "",
         }
         what = f"{self.method}{details.get(str(self.method), '')}"
-        return f"speculation: {what}, up to k={self.num_speculative_tokens}, verify={self.verify}"
+        length = f"up to k={self.num_speculative_tokens}" if self.adaptive else f"k={self.num_speculative_tokens}"
+        return f"speculation: {what}, {length}, verify={self.verify}"

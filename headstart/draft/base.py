@@ -34,6 +34,7 @@ class Drafter:
     """Base of all methods. Invariant: state is about committed tokens only, so a step thrown away leaves no trace."""
 
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
+    free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Called once, when the number of blocks is known."""
@@ -51,6 +52,8 @@ class Drafter:
 
 class LookupDrafter(Drafter):
     """A method that finds its drafts in text: implement `lookup`; the point-mass law comes from here."""
+
+    free = True
 
     def lookup(self, seq: Sequence, k: int) -> list[int]:
         """Up to k tokens that may follow `seq.tokens`."""

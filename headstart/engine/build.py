@@ -10,6 +10,7 @@ from headstart import draft
 from headstart.core.blocks import BlockPool
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
+from headstart.core.pace import Pace
 from headstart.core.scheduler import Scheduler
 from headstart.draft.base import DraftContext, Drafter
 from headstart.engine.step import Engine
@@ -70,6 +71,7 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
+        pace=Pace(drafter.free) if spec.adaptive else None,
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,

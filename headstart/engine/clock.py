@@ -17,18 +17,24 @@ class StepClock:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = 0
         self.drafts = 0  # draft rows that went through the target, judged or not
-        self._since = 0.0
+        self._since = self._begun = 0.0
 
     def start(self) -> None:
         """A step begins."""
         self.steps += 1
-        self._since = time.perf_counter()
+        self._since = self._begun = time.perf_counter()
 
-    def lap(self, part: str) -> None:
-        """What passed since the last call belongs to `part`."""
+    def lap(self, part: str) -> float:
+        """What passed since the last call belongs to `part`; returns it."""
         now = time.perf_counter()
-        self.seconds[part] += now - self._since
-        self._since = now
+        passed, self._since = now - self._since, now
+        self.seconds[part] += passed
+        return passed
+
+    @property
+    def step_seconds(self) -> float:
+        """From the start of this step to the last lap."""
+        return self._since - self._begun
 
     def read(self) -> dict[str, float]:
         """All figures now: seconds by part, `steps`, `drafts`."""

@@ -24,6 +24,7 @@ from headstart.core import rand
 from headstart.core.blocks import BlockPool
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import Logprob
+from headstart.core.pace import Pace
 from headstart.core.params import SamplingParams
 from headstart.core.scheduler import Scheduler
 from headstart.core.types import Chunk, Proposal, Sequence
@@ -54,6 +55,7 @@ class Engine:
         drafts: int = 0,
         prediction_drafts: int = 0,
         rule: str = "rejection",
+        pace: Pace | None = None,
         seed: int | None = 0,
         logprobs_mode: str = "raw_logprobs",
         max_logprobs: int = 20,
@@ -68,7 +70,7 @@ class Engine:
         self.sequences = 0  # ever made: ids, and seeds of requests that bring none
         self.clock = StepClock()
         self.lock = threading.RLock()
-        self.use(drafter, drafts, rule)
+        self.use(drafter, drafts, rule, pace)
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -182,14 +184,17 @@ class Engine:
                         self._retire(c.seq)
             return request
 
-    def use(self, drafter: Drafter, drafts: int, rule: str) -> None:
-        """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests."""
+    def use(self, drafter: Drafter, drafts: int, rule: str, pace: Pace | None = None) -> None:
+        """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests.
+
+        pace: chooses how many of at most `drafts` are made; None: always all of them.
+        """
         with self.lock:
             if self.has_work:  # a drafter knows the sequences it has seen, another one does not
                 raise ConfigError("the drafter can be changed between requests only: finish or abort those that run")
             # A prediction may stand in front of any drafter; a guard stands behind it, since drafters may be anybody's.
             self.drafter: Drafter = PredictionDrafter(Guard(drafter, self.target.vocab), drafts)
-            self.drafts, self.rule = drafts, rule
+            self.drafts, self.rule, self.pace = drafts, rule, pace
 
     @property
     def has_work(self) -> bool:
@@ -197,7 +202,8 @@ class Engine:
 
     def draft_length(self, seq: Sequence) -> int:
         """How many drafts a sequence would like next. May depend on anything but the tokens that would be drafted."""
-        return self._draft_count(seq.params)
+        most = self._draft_count(seq.params)
+        return most if self.pace is None else self.pace.choose(seq.id, min(most, max(0, seq.remaining - 1)))
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -213,7 +219,7 @@ class Engine:
             self._mark_scheduled(chunks)
             self.clock.lap("other")
             proposals = self._propose(chunks)
-            self.clock.lap("draft")
+            drafting = self.clock.lap("draft")
             self.clock.drafts += sum(len(p.tokens) for p in proposals)
             feeds = [
                 Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
@@ -247,7 +253,23 @@ class Engine:
                 if chunk.seq.finished:
                     self._retire(chunk.seq)
             self.clock.lap("other")
+            if self.pace is not None:
+                self._keep_pace(self.pace, chunks, proposals, drafting)
             return list(touched.values())
+
+    def _keep_pace(self, pace: Pace, chunks: list[Chunk], proposals: list[Proposal], drafting: float) -> None:
+        """Tell the pace what this step took. A step with prefill says nothing about decoding."""
+        if all(c.samples and c.count == 1 for c in chunks):
+            pace.drafting_took(max(len(p.tokens) for p in proposals), drafting)
+            pace.pass_took(sum(1 + len(p.tokens) for p in proposals), len(chunks), self.clock.step_seconds - drafting)
+        if not pace.free:
+            return
+        # Free drafts of sequences that wait are made all the same, and compared with what comes: no pass has to judge them.
+        idle = [
+            Chunk(c.seq, 1, self._draft_count(c.seq.params)) for c in chunks if c.k == 0 and not c.seq.finished and pace.unwatched(c.seq.id)
+        ]
+        for chunk, proposal in zip(idle, self.drafter.propose(idle) if idle else [], strict=True):
+            pace.watch(chunk.seq.id, len(chunk.seq.tokens), proposal.tokens)
 
     @staticmethod
     def _rows(chunk: Chunk, proposal: Proposal) -> int:
@@ -304,6 +326,9 @@ class Engine:
             except ValueError as e:
                 self._fail(request, seq, str(e))
         completion.stats.add(drafted, kept)
+        if self.pace is not None:
+            self.pace.observe(seq.id, drafted, kept)
+            self.pace.compare(seq.id, seq.tokens)
         if proposal.predicted:
             request.metrics.count_prediction(kept, drafted - kept)
         request.metrics.num_passes += 1
@@ -344,6 +369,8 @@ class Engine:
         """Take an ended sequence out and give everything back."""
         self.scheduler.remove(seq)
         self.drafter.forget(seq)
+        if self.pace is not None:
+            self.pace.forget(seq.id)
         request, _ = self.owner.pop(seq.id)
         if request.finished:
             request.metrics.finished_time = time.monotonic()

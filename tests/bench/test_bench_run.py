@@ -36,7 +36,11 @@ def plan(**changes: object) -> Plan:
 
 
 def run(llm: LLM, plan: Plan, **options: object) -> Run:
-    arms = make_arms(llm, [{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2, "num_speculative_tokens": 4}], **options)  # type: ignore[arg-type]
+    arms = make_arms(
+        llm,
+        [{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2, "num_speculative_tokens": 4, "adaptive": False}],
+        **options,
+    )  # type: ignore[arg-type]
     return execute(llm, arms, plan, lambda n: None, lambda: False)
 
 
@@ -62,7 +66,7 @@ def test_turns_go_on_with_the_own_answer(llm: LLM) -> None:
 def test_arms_take_turns_and_a_full_progress_is_told(llm: LLM) -> None:
     told: list[int] = []
     p = plan(repeats=2, batches=(1, 4))
-    arms = make_arms(llm, [{"method": "ngram", "num_speculative_tokens": k} for k in (2, 3)])
+    arms = make_arms(llm, [{"method": "ngram", "num_speculative_tokens": k, "adaptive": False} for k in (2, 3)])
     assert arms[1].drafter is arms[2].drafter
     done = execute(llm, arms, p, told.append, lambda: False)
     assert sum(told) == p.answers(3)
@@ -94,7 +98,7 @@ def test_width_curve(llm: LLM) -> None:
 
 def test_figures(llm: LLM) -> None:
     """A run written by hand: what comes out can be worked out on paper."""
-    arms = make_arms(llm, [{"method": "ngram", "num_speculative_tokens": 2}])
+    arms = make_arms(llm, [{"method": "ngram", "num_speculative_tokens": 2, "adaptive": False}])
     done = Run(plan(), arms)
     for arm, bursts, drafted, accepted in (
         ("plain", [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4)], [], []),

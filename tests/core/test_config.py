@@ -275,6 +275,7 @@ SPECULATIVE = {
     "shared": [0, 1, "yes"],
     "corpus": ["", True, 1],
     "verify": ["", "typical", True, None],
+    "adaptive": [1, 0, None, "yes"],
     "draft_temperature": [-0.1, 1e5, True, "0.7"],
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headstart.core.pace import FIRST_PAUSE, Acceptance, Pace, WidthCurve
+from headstart.core.pace import Acceptance, Pace, WidthCurve
 
 
 def machine(slope: float, cliff: int = 10**9, cost: float = 2.0):
@@ -39,9 +39,8 @@ def simulate(
             tokens += 1 + stood
             pace.observe(i, k, stood)
         took = seconds(rows) * r.lognormvariate(0, noise)
-        pace.pass_took(rows, took)
-        if max(ks):
-            pace.drafting_took(max(ks), draft * max(ks))
+        pace.drafting_took(max(ks), draft * max(ks))
+        pace.pass_took(rows, batch, took)
         clock += took + draft * max(ks)
     return tokens / clock
 
@@ -82,12 +81,14 @@ def test_a_draft_that_gets_good_is_found_again():
 def test_free_drafts_are_scored_without_a_pass():
     """While drafts are paused, what a lookup would have drafted is compared with the text, and speculation starts again at once."""
     pace = Pace(free=True)
-    pace.pass_took(1, 0.05)
-    pace.pass_took(9, 0.20)
+    pace.pass_took(1, 1, 0.05)
+    pace.pass_took(9, 1, 0.20)
     for _ in range(60):
         pace.choose(0, 8)
         pace.observe(0, 8, 0)
-    assert [pace.choose(0, 8) for _ in range(5 * FIRST_PAUSE)] == [0] * (5 * FIRST_PAUSE), "free drafts need no probe"
+    for _ in range(200):
+        assert pace.choose(0, 8) == 0, "free drafts need no probe"
+        pace.pass_took(1, 1, 0.05)
     text = [1, 2, 3]
     for _ in range(200):
         if pace.choose(0, 8):

@@ -1,0 +1,97 @@
+"""Adaptive draft lengths in the real engine: whatever the clock says, the answer is plain decoding's; what does not pay is paused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.core.params import SamplingParams
+from tests.doubles import EchoModel, expecting, make_drafter, make_engine, plain, run, totals
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8], [1], [5] * 23]
+
+
+class Clock:
+    """Time that depends on the work alone: a base and a price for each row of the target and of the draft model."""
+
+    def __init__(self, engine, row: float, draft: float) -> None:
+        self.now, self.row, self.draft = 0.0, row, draft
+        self._charge(engine.target.model, 1.0, row)
+        model = getattr(engine.drafter.behind.drafter, "model", None)
+        if model is not None:
+            self._charge(model, draft, draft / 10)
+
+    def _charge(self, model, base: float, row: float) -> None:
+        forward = model.forward
+
+        def charged(batch, cache):
+            self.now += base + row * (len(batch.tokens) - 1)
+            return forward(batch, cache)
+
+        model.forward = charged
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def adaptive(kind, row, draft=0.02, monkeypatch=None, **options):
+    target = EchoModel(vocab=30, local=options.pop("local", 4.0))
+    engine = make_engine(target, make_drafter(kind, target), adaptive=True, **options)
+    clock = Clock(engine, row, draft)
+    if monkeypatch is not None:
+        monkeypatch.setattr("headstart.engine.clock.time.perf_counter", clock)
+    return target, engine, clock
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [("rejection", 0.0), ("block", 0.0), ("match", 1.0)])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "corpus", "prediction", "model", "self", "wrong", "unruly"])
+def test_ids_equal_plain_decoding(kind, rule, temperature):
+    """On the real clock, which nobody can predict."""
+    target, engine, _ = adaptive(kind, 0.1, rule=rule)
+    params = [expecting(kind, target, p, SamplingParams(temperature=temperature, max_tokens=60, seed=i)) for i, p in enumerate(PROMPTS)]
+    outputs = run(engine, PROMPTS, params, steps_between=2)
+    for prompt, p, out in zip(PROMPTS, params, outputs, strict=True):
+        assert out.outputs[0].token_ids == plain(target, prompt, p, p.seed)
+    assert not engine.pace.runners, "the pace remembers sequences that are gone"
+
+
+def seconds(kind, row, draft, monkeypatch, tokens, *, batch=1, **options):
+    """(simulated seconds, outputs) for `tokens` tokens each of a batch."""
+    _, engine, clock = adaptive(kind, row, draft, monkeypatch, max_len=1024, blocks=2000, **options)
+    params = SamplingParams(temperature=0, max_tokens=tokens)
+    return clock, run(engine, [[i + 1, 3, 1, 4] for i in range(batch)], params), engine
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize(("kind", "row", "draft"), [("wrong", 0.5, 0.0), ("adversary", 0.3, 0.1), ("self", 1.0, 0.2), ("model", 0.9, 0.5)])
+def test_what_does_not_pay_costs_next_to_nothing(kind, row, draft, batch, monkeypatch):
+    clock, outputs, _ = seconds(kind, row, draft, monkeypatch, 400, batch=batch)
+    plain_clock, _, _ = seconds("none", row, draft, monkeypatch, 400, batch=batch)
+    assert clock.now < plain_clock.now / 0.97
+    drafted, _ = totals(outputs)
+    assert 0 < drafted < 400 * batch * 0.5
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize(
+    ("kind", "row", "draft", "gain"), [("self", 0.02, 0.02, 3.0), ("model", 0.02, 0.02, 1.2), ("ngram", 0.02, 0.0, 1.2)]
+)
+def test_what_pays_is_used(kind, row, draft, gain, batch, monkeypatch):
+    clock, outputs, _ = seconds(kind, row, draft, monkeypatch, 400, batch=batch, local=30.0)
+    plain_clock, _, _ = seconds("none", row, draft, monkeypatch, 400, batch=batch, local=30.0)
+    assert clock.now * gain < plain_clock.now
+    assert totals(outputs)[1] > 100
+
+
+def test_without_pace_the_length_is_what_was_set():
+    target = EchoModel(vocab=30, local=4.0)
+    engine = make_engine(target, make_drafter("self", target), k=3)
+    assert engine.pace is None
+    stats = run(engine, [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=40))[0].metrics.speculative_decoding
+    assert set(stats.per_step_drafted[:-1]) == {3}
+
+
+def test_waiting_lookups_are_watched_and_start_again(monkeypatch):
+    """Nothing repeats at first and every pass with drafts would be dear; once the text repeats, lookup is taken up without a probe."""
+    _, outputs, engine = seconds("ngram", 0.25, 0.0, monkeypatch, 500, local=30.0)
+    stats = outputs[0].metrics.speculative_decoding
+    assert engine.pace.everyone.tried and stats.num_accepted_draft_tokens > 50
