@@ -123,7 +123,8 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
     what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     pace = Pace(drafter.free) if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
-    name = length + ("" if spec.verify == "rejection" else f" {spec.verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, spec.verify, pace, spec.model, notes=notes)
+    verify = spec.verify or "rejection"
+    name = length + ("" if verify == "rejection" else f" {verify}")
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, notes=notes)
     loaded.setdefault(key, arm)
     return arm

@@ -13,6 +13,7 @@ from headstart.cli.session import Messages, start, stream
 from headstart.cli.show import StreamPrinter, accepted, drafts_of, legend, note, per_pass, positions, speed, terminal, tokens_of
 from headstart.core.outputs import RequestError, RequestOutput
 from headstart.core.params import SamplingParams
+from headstart.core.speculation import verify_rule
 
 if TYPE_CHECKING:
     from headstart.api import LLM
@@ -87,7 +88,7 @@ def verdict(llm: LLM, params: SamplingParams, plain: RequestOutput, fast: Reques
         return f"identical ({len(fast.outputs[0].token_ids)} tokens)"
     left, right = ("the end" if t is None else f"{t['text']!r}" for t in (found["plain"], found["speculative"]))
     where = f"first difference at token {found['index']}: {left} without drafts, {right} with"
-    rule = params.verify or llm.config.speculative.verify
+    rule = verify_rule(params, llm.config.speculative.verify)
     if params.greedy or rule == "match":
         return where
     return f"{where} (sampled: same law, not same text; --temperature 0 or --verify match give the same text)"

@@ -47,7 +47,7 @@ def merge(line: Line, file: Line, known: Known) -> Line:
     if "draft" in taken or any(k in line.spec for k in _DRAFT_KEYS):
         taken.add("draft")
         spec = {k: v for k, v in spec.items() if k not in _DRAFT_KEYS}
-    for name in ("num_speculative_tokens", "verify", "draft_temperature", "prompt_lookup_max", "prompt_lookup_min"):
+    for name in ("num_speculative_tokens", "verify", "adaptive", "draft_temperature", "prompt_lookup_max", "prompt_lookup_min"):
         if name in line.spec:  # the file may have said it as an option of its own, and the other way round
             taken.add(name)
         if name in taken:

@@ -62,7 +62,9 @@ class SpeculationOptions:
         ),
     ] = None
     num_speculative_tokens: Annotated[int | None, Option("--num-speculative-tokens", "-k", help="Drafts per step.", metavar="K")] = None
-    verify: Annotated[str | None, Option(help="rejection (default), block or match. All are lossless.", metavar="RULE")] = None
+    verify: Annotated[
+        str | None, Option(help="rejection, block or match, all lossless. Default: match with --seed, else rejection.", metavar="RULE")
+    ] = None
     adaptive: Annotated[
         bool | None, Option("--adaptive/--no-adaptive", help="Draft only as much as pays (default), or always K tokens.")
     ] = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.core.checks import flag, integer, number, put_once, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
-from headstart.core.params import VERIFY_RULES
+from headstart.core.params import VERIFY_RULES, SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
 
 DEFAULT_DRAFTS = 5
@@ -50,6 +50,11 @@ _OWNERS: dict[str, tuple[str, ...]] = {
 _HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
 
 
+def verify_rule(params: SamplingParams, configured: str | None) -> str:
+    """How the drafts of a request are verified: as it says, else as configured, else so that a seed gives the same text again."""
+    return params.verify or configured or ("match" if params.seed is not None else "rejection")
+
+
 @names_nearest
 @dataclass(frozen=True)
 class SpeculativeConfig:
@@ -69,8 +74,8 @@ class SpeculativeConfig:
     shared: let suffix look into the earlier outputs of all requests too. Off by default: how fast an answer comes would tell
         one user about another's. suffix_decoding_max_cached_requests: how many outputs are kept for that (default 1000).
     corpus: an index made by `headstart index build`, for corpus.
-    verify: "rejection" (default), "block" (never fewer tokens than rejection) or "match" (for a seed, the text of
-        plain sampling).
+    verify: "rejection", "block" (never fewer tokens than rejection) or "match" (for a seed, the text of plain sampling).
+        None, the default: "match" for requests that bring a seed, since they ask for the same text again, else "rejection".
     adaptive: draft only as much as pays (default): the length that promises most tokens per measured second, up to
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
@@ -93,7 +98,7 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float | None = None
     shared: bool | None = None
     corpus: str | None = None
-    verify: str = "rejection"
+    verify: str | None = None
     adaptive: bool = True
     draft_temperature: float | None = None
     max_model_len: int | None = None
@@ -114,7 +119,7 @@ class SpeculativeConfig:
         if self.method in ("suffix", "corpus"):
             self._settle_suffix()
         self._settle_lengths()
-        if self.verify not in VERIFY_RULES:
+        if self.verify is not None and self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify={self.verify!r} is not a rule: {nearest(str(self.verify), VERIFY_RULES)}")
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
@@ -248,4 +253,4 @@ class SpeculativeConfig:
         }
         what = f"{self.method}{details.get(str(self.method), '')}"
         length = f"up to k={self.num_speculative_tokens}" if self.adaptive else f"k={self.num_speculative_tokens}"
-        return f"speculation: {what}, {length}, verify={self.verify}"
+        return f"speculation: {what}, {length}, verify={self.verify or 'rejection (match for requests with a seed)'}"

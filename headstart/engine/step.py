@@ -27,6 +27,7 @@ from headstart.core.outputs import Logprob
 from headstart.core.pace import Pace
 from headstart.core.params import SamplingParams
 from headstart.core.scheduler import Scheduler
+from headstart.core.speculation import verify_rule
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
 from headstart.draft.guard import Guard
@@ -54,7 +55,7 @@ class Engine:
         eos_ids: Seq[int] = (),
         drafts: int = 0,
         prediction_drafts: int = 0,
-        rule: str = "rejection",
+        rule: str | None = None,
         pace: Pace | None = None,
         seed: int | None = 0,
         logprobs_mode: str = "raw_logprobs",
@@ -91,7 +92,7 @@ class Engine:
                 own = seed if params.completions == 1 else rand.child_seed(seed, i)
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
                 seq.prediction = prediction
-                seq.rule, seq.eos_ids, seq.max_len = params.verify or self.rule, self.eos_ids, self.target.max_len
+                seq.rule, seq.eos_ids, seq.max_len = verify_rule(params, self.rule), self.eos_ids, self.target.max_len
                 seq.bad_words, seq.grammar = bad_words, grammar and grammar.fork()
                 seq.score_prompt = params.prompt_logprobs is not None and i == 0
                 self.sequences += 1
@@ -184,7 +185,7 @@ class Engine:
                         self._retire(c.seq)
             return request
 
-    def use(self, drafter: Drafter, drafts: int, rule: str, pace: Pace | None = None) -> None:
+    def use(self, drafter: Drafter, drafts: int, rule: str | None, pace: Pace | None = None) -> None:
         """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests.
 
         pace: chooses how many of at most `drafts` are made; None: always all of them.

@@ -274,7 +274,7 @@ SPECULATIVE = {
     "suffix_decoding_min_token_prob": [-0.1, 1.1, True, "1"],
     "shared": [0, 1, "yes"],
     "corpus": ["", True, 1],
-    "verify": ["", "typical", True, None],
+    "verify": ["", "typical", True, 1],
     "adaptive": [1, 0, None, "yes"],
     "draft_temperature": [-0.1, 1e5, True, "0.7"],
     "max_model_len": [0, -1, 1.0, True],

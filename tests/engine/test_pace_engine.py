@@ -95,3 +95,19 @@ def test_waiting_lookups_are_watched_and_start_again(monkeypatch):
     _, outputs, engine = seconds("ngram", 0.25, 0.0, monkeypatch, 500, local=30.0)
     stats = outputs[0].metrics.speculative_decoding
     assert engine.pace.everyone.tried and stats.num_accepted_draft_tokens > 50
+
+
+def test_a_seed_gives_the_same_text_whatever_the_clock_says():
+    """Without a rule of its own a seeded request is verified by `match`; others by rejection; what is configured wins."""
+    texts = []
+    for row in (0.01, 2.0):
+        target, engine, _ = adaptive("model", row, 0.01)
+        engine.rule = None
+        request = engine.add("r", None, PROMPTS[0], SamplingParams(seed=5, max_tokens=60))
+        assert request.completions[0].seq.rule == "match"
+        assert engine.add("u", None, PROMPTS[0], SamplingParams(max_tokens=1)).completions[0].seq.rule == "rejection"
+        assert engine.add("b", None, PROMPTS[0], SamplingParams(seed=1, max_tokens=1, verify="block")).completions[0].seq.rule == "block"
+        while engine.has_work:
+            engine.step()
+        texts.append(request.output().outputs[0].token_ids)
+    assert texts[0] == texts[1] == plain(target, PROMPTS[0], SamplingParams(max_tokens=60), 5)
