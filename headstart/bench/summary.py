@@ -107,10 +107,27 @@ def _remarks(run: Run) -> list[str]:
     skipped = {turn for g in run.groups for turn in g.skipped}
     if skipped:
         out.append(f"{len(skipped)} turns were left out: with the longest answer they would not fit into the context")
+    too_fast, compared = _impossible(run)
+    if too_fast:
+        out.append(
+            f"in {too_fast} of {compared} answers the speed-up exceeds tokens per pass, which no draft can do: other work disturbed the "
+            "timing, measure again or with --repeats"
+        )
     stalls = sum(a.preemptions for g in run.groups for a in g.answers)
     if stalls:
         out.append(f"{stalls} times a sequence had to give up its KV for another: raise --kv-cache-memory or lower --batch")
     return out
+
+
+def _impossible(run: Run) -> tuple[int, int]:
+    """(answers one at a time that were faster than their passes allow by over 10 %, answers compared): a wider pass is never cheaper."""
+    both = [
+        (answer.rate / plain.rate, len(answer.token_ids) / answer.passes)
+        for arm in run.arms[1:]
+        for temperature in run.plan.temperatures
+        for plain, answer in pairs(run, arm.name, 1, temperature)
+    ]
+    return sum(gain > 1.1 * bound for gain, bound in both), len(both)
 
 
 def _result(run: Run, arm: Arm, batch: int, temperature: float, width: Width) -> dict[str, Any]:

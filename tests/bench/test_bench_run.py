@@ -120,6 +120,8 @@ def test_figures(llm: LLM) -> None:
     # Two of three steps a question drafted 2: (2 * 1.5 + 1) tokens in 2 * 1.1 + 1 passes' time.
     assert fast["predicted_speedup"] == pytest.approx(4 / 3.2)
     assert found["results"][1]["categories"]["y"]["answers"] == 1
+    # 4 tokens in 3 passes cannot be twice as fast.
+    assert found["notes"][-1].startswith("in 2 of 2 answers the speed-up exceeds tokens per pass")
 
 
 def test_nothing_fits(llm: LLM, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_wrong_verification_fails(
     headstart: Call, tiny: Path, data: Path, monkeypatch: pytest.MonkeyPatch, temperature: str, words: str
 ) -> None:
     monkeypatch.setattr("headstart.engine.step.verify", _credulous)
-    argv = ("bench", "-m", tiny, *NGRAM, "--data", data, "--limit", 2, *SMALL, "-t", temperature, "--samples", 200)
+    argv = ("bench", "-m", tiny, *NGRAM, "--data", data, "--limit", 2, *SMALL, "-t", temperature, "--samples", 120)
     code, out, _ = headstart(*argv)
     assert code == 1 and f"FAIL ngram k=5, batch 1, {'greedy' if temperature == '0' else 'temperature 1'}: {words}" in out
     if temperature == "0":
