@@ -43,7 +43,7 @@ def test_old_vllm_call():
     """LLM(model=T, speculative_model=D, num_speculative_tokens=5, gpu_memory_utilization=0.9) works and says the new form."""
     config, notes = build_config(T, {"speculative_model": D, "num_speculative_tokens": 5, "gpu_memory_utilization": 0.9})
     spec = config.speculative
-    assert (spec.method, spec.model, spec.num_speculative_tokens, spec.verify) == ("draft_model", D, 5, "rejection")
+    assert (spec.method, spec.model, spec.num_speculative_tokens, spec.verify) == ("draft_model", D, 5, None)
     assert config.gpu_memory_utilization == 0.9
     assert len(notes) == 1 and "speculative_config=" in notes[0] and D in notes[0]
 
