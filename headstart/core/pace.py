@@ -95,8 +95,8 @@ class Acceptance:
 class _Runner:
     """What is remembered of one sequence."""
 
-    def __init__(self) -> None:
-        self.acceptance = Acceptance()
+    def __init__(self, pool: Acceptance) -> None:
+        self.acceptance, self.pool = Acceptance(), pool
         self.k = 0  # as chosen last
         self.shadow: list[int] = []  # drafts that no pass judges, compared with what comes
         self.shadow_at = 0
@@ -109,16 +109,18 @@ class Pace:
         self.free = free
         self.curve = WidthCurve()
         self.draft_step = 0.0  # seconds per draft token of the longest draft in a batch
-        self.everyone = Acceptance()
+        self.pools: dict[str, Acceptance] = {}  # of all sequences of a kind: what is expected of a new one
         self.runners: dict[int, _Runner] = {}
         self.seconds = self.probing = 0.0  # of all decoding steps, and what probes took beyond plain steps
         self.since_probe = 0
         self.probed = False  # in this step: sequences that wait probe together, one wide pass for all
         self.drafting = 0.0  # seconds of this step
 
-    def choose(self, seq_id: int, most: int) -> int:
-        """How many drafts this sequence should get now, 0..most."""
-        own = self.runners.setdefault(seq_id, _Runner())
+    def choose(self, seq_id: int, most: int, kind: str = "") -> int:
+        """How many drafts this sequence should get now, 0..most. Sequences of one `kind` are expected to be alike."""
+        own = self.runners.get(seq_id)
+        if own is None:
+            own = self.runners[seq_id] = _Runner(self.pools.setdefault(kind, Acceptance()))
         if most == 0:
             own.k = 0
         elif self.curve.known < 2:  # learn a plain pass first, then a wide one
@@ -134,7 +136,7 @@ class Pace:
         idle = len(self.runners) - drafting
         expected, stands, gains = 1.0, 1.0, []
         plain = (idle + drafting) / self.curve(idle + drafting)
-        for k, a in enumerate(own.acceptance.rates(most, self.everyone.rates(most)), start=1):
+        for k, a in enumerate(own.acceptance.rates(most, own.pool.rates(most)), start=1):
             stands *= a
             expected += stands
             seconds = self.curve(idle + drafting * (1 + k)) + self.draft_step * k
@@ -149,9 +151,10 @@ class Pace:
 
     def observe(self, seq_id: int, drafted: int, accepted: int) -> None:
         """What became of a sequence's drafts."""
-        if drafted and seq_id in self.runners:
-            self.runners[seq_id].acceptance.observe(drafted, accepted)
-            self.everyone.observe(drafted, accepted)
+        own = self.runners.get(seq_id)
+        if drafted and own is not None:
+            own.acceptance.observe(drafted, accepted)
+            own.pool.observe(drafted, accepted)
 
     def pass_took(self, rows: int, sequences: int, seconds: float) -> None:
         """A pass in which every sequence decoded took so long, drafting apart. Ends the step."""

@@ -100,3 +100,4 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
     predicted: bool = False  # taken from the prediction of the request
+    forced: bool = False  # what the grammar leaves no choice about

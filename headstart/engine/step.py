@@ -203,8 +203,11 @@ class Engine:
 
     def draft_length(self, seq: Sequence) -> int:
         """How many drafts a sequence would like next. May depend on anything but the tokens that would be drafted."""
-        most = self._draft_count(seq.params)
-        return most if self.pace is None else self.pace.choose(seq.id, min(most, max(0, seq.remaining - 1)))
+        most = min(self._draft_count(seq.params), max(0, seq.remaining - 1))
+        forced = len(seq.grammar.forced(most)) if seq.grammar is not None else 0
+        if self.pace is None or forced:  # what is forced stands, and a pass of many rows is cheaper than as many passes
+            return forced or most
+        return self.pace.choose(seq.id, most, "prediction" if seq.prediction else "")
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -266,11 +269,10 @@ class Engine:
         if not pace.free:
             return
         # Free drafts of sequences that wait are made all the same, and compared with what comes: no pass has to judge them.
-        idle = [
-            Chunk(c.seq, 1, self._draft_count(c.seq.params)) for c in chunks if c.k == 0 and not c.seq.finished and pace.unwatched(c.seq.id)
-        ]
-        for chunk, proposal in zip(idle, self.drafter.propose(idle) if idle else [], strict=True):
-            pace.watch(chunk.seq.id, len(chunk.seq.tokens), proposal.tokens)
+        waiting = [c.seq for c in chunks if c.k == 0 and not c.seq.finished and pace.unwatched(c.seq.id)]
+        trials = [Chunk(seq, 1, k) for seq in waiting if (k := self._draft_count(seq.params))]
+        for trial, proposal in zip(trials, self.drafter.propose(trials) if trials else [], strict=True):
+            pace.watch(trial.seq.id, len(trial.seq.tokens), proposal.tokens)
 
     @staticmethod
     def _rows(chunk: Chunk, proposal: Proposal) -> int:
@@ -292,7 +294,7 @@ class Engine:
     def _forced(chunk: Chunk) -> Proposal:
         """What the grammar leaves no choice about is drafted without asking the drafter."""
         grammar = chunk.seq.grammar
-        return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [])
+        return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [], forced=True)
 
     @staticmethod
     def _lawful(chunk: Chunk, proposal: Proposal) -> Proposal:
@@ -328,7 +330,8 @@ class Engine:
                 self._fail(request, seq, str(e))
         completion.stats.add(drafted, kept)
         if self.pace is not None:
-            self.pace.observe(seq.id, drafted, kept)
+            if not proposal.forced:
+                self.pace.observe(seq.id, drafted, kept)
             self.pace.compare(seq.id, seq.tokens)
         if proposal.predicted:
             request.metrics.count_prediction(kept, drafted - kept)

@@ -104,12 +104,12 @@ def test_watched_drafts_are_settled_when_one_fails_or_all_stood():
     pace.choose(0, 4)
     pace.watch(0, 2, [5, 6, 7])
     pace.compare(0, [1, 2, 5])
-    assert not pace.everyone.tried
+    assert not pace.pools[""].tried
     pace.compare(0, [1, 2, 5, 9])
-    assert pace.everyone.tried == [1, 1, 0] and pace.everyone.stood == [1, 0, 0]
+    assert pace.pools[""].tried == [1, 1, 0] and pace.pools[""].stood == [1, 0, 0]
     pace.watch(0, 4, [3, 4])
     pace.compare(0, [1, 2, 5, 9, 3, 4])
-    assert pace.everyone.stood[1] == 1
+    assert pace.pools[""].stood[1] == 1
 
 
 def test_acceptance_counts_only_what_was_judged():

@@ -94,7 +94,7 @@ def test_waiting_lookups_are_watched_and_start_again(monkeypatch):
     """Nothing repeats at first and every pass with drafts would be dear; once the text repeats, lookup is taken up without a probe."""
     _, outputs, engine = seconds("ngram", 0.25, 0.0, monkeypatch, 500, local=30.0)
     stats = outputs[0].metrics.speculative_decoding
-    assert engine.pace.everyone.tried and stats.num_accepted_draft_tokens > 50
+    assert engine.pace.pools[""].tried and stats.num_accepted_draft_tokens > 50
 
 
 def test_a_seed_gives_the_same_text_whatever_the_clock_says():
@@ -111,3 +111,21 @@ def test_a_seed_gives_the_same_text_whatever_the_clock_says():
             engine.step()
         texts.append(request.output().outputs[0].token_ids)
     assert texts[0] == texts[1] == plain(target, PROMPTS[0], SamplingParams(max_tokens=60), 5)
+
+
+def test_forced_text_and_predictions_are_drafted_though_the_drafter_is_poor(monkeypatch):
+    """The pace of a hopeless drafter must not pause what a grammar forces, nor what the client expects."""
+    from tests.reference import letters_tokenizer
+
+    tokenizer = letters_tokenizer()
+    target = EchoModel(vocab=len(tokenizer), local=4.0)
+    engine = make_engine(target, make_drafter("wrong", target), adaptive=True, tokenizer=tokenizer, eos=(0,), max_len=1024, blocks=2000)
+    monkeypatch.setattr("headstart.engine.clock.time.perf_counter", Clock(engine, 0.1, 0.0))
+    poor = run(engine, [[1, 2]], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))[0]
+    assert totals([poor])[0] < 100
+    held = run(engine, [[1, 2]], SamplingParams(temperature=0, max_tokens=60, structured_outputs={"regex": "abcdefghij0123456789"}))[0]
+    assert held.metrics.num_passes < 10 and totals([held])[1] >= 12
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = plain(target, [3, 4], params, 0)
+    out = run(engine, [[3, 4]], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, prediction=expected))[0]
+    assert out.outputs[0].token_ids == expected and out.metrics.num_passes < 20
