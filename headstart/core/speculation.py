@@ -252,5 +252,5 @@ class SpeculativeConfig:
             "suffix": " (shared between requests)" if self.shared else "",
         }
         what = f"{self.method}{details.get(str(self.method), '')}"
-        length = f"up to k={self.num_speculative_tokens}" if self.adaptive else f"k={self.num_speculative_tokens}"
+        length = f"up to k={self.num_speculative_tokens}{'' if self.adaptive else ' (not adaptive)'}"
         return f"speculation: {what}, {length}, verify={self.verify or 'rejection (match for requests with a seed)'}"

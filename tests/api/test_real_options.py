@@ -39,7 +39,14 @@ CASES = [
 @pytest.fixture(scope="module")
 def llm(real_file):
     """In double precision, where no near-tie of two logits can turn on the number of rows."""
-    spec = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": 4, "verify": "match"}
+    spec = {
+        "method": "ngram",
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+        "num_speculative_tokens": 4,
+        "verify": "match",
+        "adaptive": False,
+    }
     return LLM(str(real_file), dtype="float64", max_model_len=160, kv_cache_memory="512MiB", speculative_config=spec)
 
 

@@ -37,7 +37,7 @@ def test_build_add_info_and_draft(headstart: Call, tiny: Path, tmp_path: Path, a
     assert code == 0 and json.loads(out)["documents"] == 3
     code, out, _ = headstart("index", "info", index)
     assert code == 0 and str(tiny) in out and "documents   3" in out
-    code, out, err = headstart("generate", "-m", tiny, "--raw", *SMALL, "--json", "--draft", f"corpus:{index}", PROMPT)
+    code, out, err = headstart("generate", "-m", tiny, "--raw", *SMALL, "--json", "--no-adaptive", "--draft", f"corpus:{index}", PROMPT)
     output, found = stats(out)
     assert code == 0 and output["completions"][0]["text"] == answer.read_text()
     assert found["num_accepted_draft_tokens"] > 0, "the corpus holds the answer"
@@ -45,7 +45,9 @@ def test_build_add_info_and_draft(headstart: Call, tiny: Path, tmp_path: Path, a
 
 def test_prediction_from_a_file(headstart: Call, tiny: Path, answer: Path) -> None:
     """Also without any other drafter."""
-    code, out, _ = headstart("generate", "-m", tiny, "--raw", *SMALL, "--json", "--prediction", answer, PROMPT)
+    code, out, _ = headstart(
+        "generate", "-m", tiny, "--raw", *SMALL, "--json", "--draft", "none", "--no-adaptive", "--prediction", answer, PROMPT
+    )
     output, found = stats(out)
     metrics = output["metrics"]
     assert code == 0 and output["completions"][0]["text"] == answer.read_text()
@@ -55,9 +57,11 @@ def test_prediction_from_a_file(headstart: Call, tiny: Path, answer: Path) -> No
 
 
 def test_suffix_says_what_runs_and_drafts(headstart: Call, tiny: Path, answer: Path) -> None:
-    code, out, err = headstart("generate", "-m", tiny, "--raw", *SMALL, "--draft", "suffix", PROMPT)
+    code, out, err = headstart("generate", "-m", tiny, "--raw", *SMALL, "--no-adaptive", "--draft", "suffix", PROMPT)
     assert code == 0 and out.rstrip("\n") == answer.read_text() and "speculation: suffix, up to k=24" in err
-    code, out, _ = headstart("generate", "-m", tiny, "--raw", *SMALL, "-q", "--draft", "tests.draft.foreign_drafters:Repeats", PROMPT)
+    code, out, _ = headstart(
+        "generate", "-m", tiny, "--raw", *SMALL, "-q", "--no-adaptive", "--draft", "tests.draft.foreign_drafters:Repeats", PROMPT
+    )
     assert code == 0 and out.rstrip("\n") == answer.read_text()
 
 

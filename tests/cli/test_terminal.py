@@ -89,7 +89,20 @@ def in_terminal(argv: list[str], interrupt_after: int | None = None, **env: str)
 
 
 def test_in_a_terminal_drafts_are_marked(tiny: Path) -> None:
-    argv = ["generate", "-m", str(tiny), "--draft", str(tiny), "--kv-cache-memory", "8MiB", "--max-tokens", "12", "--ignore-eos", "hello"]
+    argv = [
+        "generate",
+        "-m",
+        str(tiny),
+        "--draft",
+        str(tiny),
+        "--no-adaptive",
+        "--kv-cache-memory",
+        "8MiB",
+        "--max-tokens",
+        "12",
+        "--ignore-eos",
+        "hello",
+    ]
     code, text = in_terminal(argv, NO_COLOR="1")
     assert code == 0 and "\x1b[4m" in text and not re.search(r"\x1b\[[0-9;]*3[0-7]m", text)
 

@@ -17,7 +17,7 @@ def test_cuda_equals_cpu(tmp_path, rule):
     write_llama(tmp_path, vocab=size, max_len=256, scale=0.15, eos=2)
     texts = []
     for device in ("cpu", "cuda"):
-        spec = {"model": str(tmp_path), "num_speculative_tokens": 3, "verify": rule}
+        spec = {"model": str(tmp_path), "num_speculative_tokens": 3, "verify": rule, "adaptive": False}
         llm = LLM(str(tmp_path), dtype="float64", device=device, kv_cache_memory="64MiB", speculative_config=spec)
         out = llm.generate(["the cat sat", "def"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
         assert all(o.metrics.speculative_decoding.num_accepted_draft_tokens > 0 for o in out)
