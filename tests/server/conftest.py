@@ -36,7 +36,7 @@ PROMPT = "the cat sat on the mat the cat sat on the mat the cat sat"
 NAME = "tiny"
 
 
-def write_model(folder: Path, template: str = TEMPLATE, max_len: int = 512, **options: Any) -> Path:
+def write_model(folder: Path, template: str = TEMPLATE, max_len: int = 2048, **options: Any) -> Path:
     """A checkpoint as a user would have it; its end-of-text token is <|im_end|>."""
     write_llama(folder, vocab=WORDS, max_len=max_len, eos=2, **{"scale": 0.3, "seed": 3, **options})
     made = tokenizer()
