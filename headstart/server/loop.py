@@ -20,6 +20,7 @@ from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestOutput
 from headstart.core.params import SamplingParams
 from headstart.engine.step import Engine
+from headstart.runtime.runner import Feed
 from headstart.server.errors import ApiError, busy, internal, invalid, refused, unavailable
 
 if TYPE_CHECKING:
@@ -27,16 +28,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headstart.server")
 
-# Steps in a row that may fail, each blamed on another request, before the engine is taken for broken.
-_STRIKES = 3
-
 
 class Observer(Protocol):
     """What is told of the engine's life; called on the engine thread."""
 
     def stepped(self, engine: Engine, touched: list[Request]) -> None: ...
 
-    def finished(self, output: RequestOutput) -> None: ...
+    def finished(self, request: Request) -> None: ...
+
+    def idle(self) -> None: ...
 
 
 class Ticket:
@@ -123,7 +123,6 @@ class EngineLoop:
         self._closing = False
         self._suspects: set[str] = set()  # requests of a pass that failed: each runs alone until it has ended
         self._width = engine.scheduler.max_num_seqs
-        self._strikes = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -191,6 +190,8 @@ class EngineLoop:
             return False
         if self.engine.has_work:
             self._step()
+        else:
+            self.observer.idle()
         return not self.dead
 
     def _step(self) -> None:
@@ -201,7 +202,6 @@ class EngineLoop:
             self._isolate()
             return
         self.steps += 1
-        self._strikes = 0
         self.observer.stepped(self.engine, touched)
         for request in touched:
             ticket = self.tickets.get(request.id)
@@ -210,7 +210,7 @@ class EngineLoop:
             ticket.show(request)
             if request.finished:
                 self._forget(request.id)
-                self.observer.finished(request.output())
+                self.observer.finished(request)
 
     def _add(self, ticket: Ticket) -> None:
         if self.dead:
@@ -232,7 +232,7 @@ class EngineLoop:
             request = self.engine.abort(ticket.id)
             self._forget(ticket.id)
             if request is not None:
-                self.observer.finished(request.output())
+                self.observer.finished(request)
 
     def _forget(self, request_id: str) -> None:
         self.tickets.pop(request_id, None)
@@ -249,17 +249,30 @@ class EngineLoop:
         running = {seq.request_id for seq in self.engine.scheduler.running}
         self.engine.recover()
         if alone:
-            self._strikes += 1
             for request_id in running:
                 ticket = self.tickets.get(request_id)
                 if ticket is not None:
                     self._abort(ticket)
                     ticket.fail(internal())
-            if self._strikes >= _STRIKES or not running:
+            if not running or not self._works():
                 self._die()
         else:
             self._suspects |= running
             self.engine.scheduler.max_num_seqs = 1
+
+    def _works(self) -> bool:
+        """Whether the model still runs, tried on one token in a block that nobody holds."""
+        engine, table = self.engine, []  # type: Engine, list[int]
+        if not engine.pool.grow(table, 1):
+            return True
+        try:
+            engine.target.forward([Feed([0], 0, table, 1)])
+        except BaseException:
+            log.exception("a pass of one token failed too")
+            return False
+        finally:
+            engine.pool.trim(table, 0)
+        return True
 
     def _die(self) -> None:
         self.dead = True

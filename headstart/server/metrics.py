@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from headstart.core.outputs import RequestOutput
 from headstart.engine.step import Engine
 
 if TYPE_CHECKING:
@@ -85,8 +84,9 @@ class Metrics:
         self.prefix_hits.inc(hits)
         self.interval.step(running, waiting, usage, queries, hits)
 
-    def finished(self, output: RequestOutput) -> None:
-        """Count a request's end."""
+    def finished(self, request: Request) -> None:
+        """Count a request's end, and forget it."""
+        output = request.output()
         m = output.metrics
         end = m.finished_time or time.monotonic()
         made = sum(len(c.token_ids) for c in output.outputs)
@@ -99,7 +99,9 @@ class Metrics:
             self.tpot.observe((end - m.first_token_time) / (made - len(output.outputs)))
         self.request_prompt.observe(len(output.prompt_token_ids))
         self.request_generation.observe(made)
-        self._begun.discard(output.request_id)
+        self._begun.discard(request.id)
+        for completion in request.completions:
+            self._seen.pop(completion.seq.id, None)
 
     def idle(self) -> None:
         """Nothing runs: the gauges would else keep the last step's values."""
