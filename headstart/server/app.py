@@ -31,6 +31,8 @@ from headstart.server.service import Service
 PAGE = Path(__file__).with_name("page.html")
 
 Body = TypeVar("Body", bound=BaseModel)
+
+_HANG_UP = {"Connection": "close"}  # with an answer given before the body was read: else the rest of it would be taken in
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorBody, "description": words}
     for code, words in {
@@ -69,17 +71,21 @@ async def read(request: Request, shape: type[Body], service: Service) -> Body:
     limits = service.settings.limits
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a page elsewhere can send other kinds without asking first
-        raise ApiError(415, f"content-type {kind[:60]!r} is not served: send application/json", "invalid_request_error")
+        raise ApiError(415, f"content-type {kind[:60]!r} is not served: send application/json", "invalid_request_error", headers=_HANG_UP)
     parts, size = [], 0
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
                 size += len(part)
                 if size > limits.body_bytes:
-                    raise ApiError(413, f"the body is larger than {limits.body_bytes} bytes: send less", "invalid_request_error")
+                    raise ApiError(
+                        413, f"the body is larger than {limits.body_bytes} bytes: send less", "invalid_request_error", headers=_HANG_UP
+                    )
                 parts.append(part)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {limits.body_seconds:g} seconds", "invalid_request_error") from None
+        raise ApiError(
+            408, f"the body did not arrive within {limits.body_seconds:g} seconds", "invalid_request_error", headers=_HANG_UP
+        ) from None
     body = b"".join(parts)
     return await service.work(parse, shape, body) if size > 1 << 16 else parse(shape, body)  # type: ignore[no-any-return]
 

@@ -13,23 +13,31 @@ from typing import Any
 
 from headstart.core.errors import first_line
 from headstart.server.errors import invalid
-from headstart.server.protocol import ChatRequest, at_most, depth, messages_of, tool_names
+from headstart.server.protocol import ChatRequest, at_most, depth, messages_of, too_long, tool_names
 from headstart.server.settings import Limits
 
 
 class Prompter:
     """A tokenizer and its template. Holds no state of requests."""
 
-    def __init__(self, tokenizer: Any, limits: Limits) -> None:
-        self.tokenizer, self.limits = tokenizer, limits
+    def __init__(self, tokenizer: Any, limits: Limits, context: int) -> None:
+        self.tokenizer, self.limits, self.context = tokenizer, limits, context
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # characters of one token
         template = getattr(tokenizer, "chat_template", None)
         self.template = json.dumps(template) if isinstance(template, dict) else template or ""
         renderer = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = {*renderer, "messages", "tools", "bos_token", "eos_token"} - {"kwargs"}
+        self._reserved = {*renderer, "self", "messages", "tools", "bos_token", "eos_token"} - {"kwargs"}
 
     def encode(self, text: str, special: bool | None = None) -> list[int]:
         """Token ids of a text, with the tokenizer's own beginning unless `special` is False."""
         return list(self.tokenizer(text, add_special_tokens=special is not False).input_ids)
+
+    def prompt(self, text: str, special: bool | None, truncated: bool) -> list[int]:
+        """`encode`, unless the text cannot fit whatever its tokens are: then ApiError 400, before any work is spent on it."""
+        least = len(text) // self._longest
+        if least >= self.context and not truncated:
+            raise too_long(f"the prompt has {len(text)} characters, at least {least} tokens, and the context is {self.context}")
+        return self.encode(text, special)
 
     def chat(self, asked: ChatRequest) -> tuple[str, list[int]]:
         """The text and ids of a conversation, up to where the answer begins. Raises ApiError 400."""
@@ -43,17 +51,18 @@ class Prompter:
         if goes_on and asked.add_generation_prompt:
             raise invalid("continue_final_message and add_generation_prompt contradict each other: leave one out", "continue_final_message")
         begins = not goes_on if asked.add_generation_prompt is None else asked.add_generation_prompt
-        return self.render(messages, add_generation_prompt=begins, continue_final_message=goes_on, **more)
+        more |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
+        text = self.render(messages, more)
+        return text, self.prompt(text, False, asked.truncate_prompt_tokens is not None)
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]]:
+    def render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         """Messages through the template. Raises ApiError 400 when there is none, or it refuses them."""
         if not self.template:
             raise invalid("this model has no chat template: use /v1/completions", "messages")
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options))
         except Exception as e:  # templates raise whatever they like on messages they do not take
             raise invalid(f"messages: the chat template refused them: {first_line(e)[:300]}", "messages") from None
-        return text, self.encode(text, special=False)
 
     def _kwargs(self, asked: ChatRequest) -> Mapping[str, Any]:
         given = dict(asked.chat_template_kwargs or {})

@@ -454,12 +454,13 @@ def check_lengths(prompt: int, wanted: int | None, context: int, truncated: bool
     if truncated:
         return
     if prompt >= context:
-        raise _too_long(f"the prompt has {prompt} tokens and the context is {context}, of which the answer needs at least one")
+        raise too_long(f"the prompt has {prompt} tokens and the context is {context}, of which the answer needs at least one")
     if wanted is not None and prompt + wanted > context:
-        raise _too_long(
+        raise too_long(
             f"the prompt has {prompt} tokens and max_tokens={wanted} asks for more, together {prompt + wanted}; the context is {context}"
         )
 
 
-def _too_long(message: str) -> ApiError:
+def too_long(message: str) -> ApiError:
+    """400 with OpenAI's code for it."""
     return invalid(f"{message}: shorten the prompt or ask for less", "messages", "context_length_exceeded")

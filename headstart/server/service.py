@@ -55,7 +55,7 @@ class Service:
         engine = llm.engine
         self.context, self.vocab = engine.target.max_len, engine.target.vocab
         self.grammars = engine.grammars
-        self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits)
+        self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits, self.context)
         self.metrics = Metrics(self.settings.served_name, self.settings.metrics_prefix, self.context)
         digest = hashlib.sha256(repr(replace(llm.config, hf_token=None)).encode()).hexdigest()[:8]
         self.fingerprint = f"headstart-{headstart.__version__}-{digest}"
@@ -132,9 +132,12 @@ class Service:
 
         def prepare() -> list[Prepared]:
             made: list[Prepared] = []
+            cut = asked.truncate_prompt_tokens is not None
             for prompt in prompts:
-                text = prompt if isinstance(prompt, str) else None
-                made.append((text, self.prompter.encode(prompt, asked.add_special_tokens) if isinstance(prompt, str) else prompt))
+                if isinstance(prompt, str):
+                    made.append((prompt, self.prompter.prompt(prompt, asked.add_special_tokens, cut)))
+                else:
+                    made.append((None, prompt))
             if asked.echo:
                 if len(made) > 1:
                     raise protocol.invalid("echo with several prompts is not available: send one at a time", "echo")

@@ -36,7 +36,8 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 
 def test_a_chat_is_what_the_python_api_answers(server: Running) -> None:
     body = chat(server).json()
-    ids = server.service.prompter.render(MESSAGES, add_generation_prompt=True)[1]
+    prompter = server.service.prompter
+    ids = prompter.encode(prompter.render(MESSAGES, {"add_generation_prompt": True}), False)
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-") and body["model"] == NAME
     assert body["usage"]["prompt_tokens"] == len(ids) and body["usage"]["completion_tokens"] == 24
     choice = body["choices"][0]

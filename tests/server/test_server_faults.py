@@ -257,20 +257,18 @@ def test_sigterm_lets_what_runs_end_and_takes_no_more(model_path: Path) -> None:
         process.kill()
 
 
-def test_a_second_signal_exits_at_once(model_path: Path) -> None:
-    process, url = start_process(model_path)
-    try:
-        with httpx.stream(
-            "POST", url + "/v1/completions", json={"prompt": PROMPT, "stream": True, "n": 16, **LONG}, timeout=60
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-            assert process.poll() is None
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) is not None
-    except httpx.RemoteProtocolError:
-        pass
-    finally:
-        process.kill()
+def test_a_second_signal_exits_at_once(launch: Launch) -> None:
+    server = launch()
+    slow(server, 0.05)
+    with streaming(server) as response, pytest.raises(httpx.TransportError):
+        lines = response.iter_lines()
+        next(lines)
+        server.server.handle_exit(signal.SIGINT, None)
+        time.sleep(0.3)
+        assert server.thread.is_alive() and server.client.get("/health").status_code == 503
+        server.server.handle_exit(signal.SIGINT, None)
+        for _ in lines:
+            pass
+        raise httpx.ReadError("the stream was ended in order")  # by an error event and [DONE]
+    server.thread.join(5)
+    assert not server.thread.is_alive()
