@@ -90,8 +90,8 @@ class Metrics:
         m = output.metrics
         end = m.finished_time or time.monotonic()
         made = sum(len(c.token_ids) for c in output.outputs)
-        for completion in output.outputs:
-            self.success.labels(**self.labels, finished_reason=completion.finish_reason or "abort").inc()
+        for shown in output.outputs:
+            self.success.labels(**self.labels, finished_reason=shown.finish_reason or "abort").inc()
         self.e2e.observe(end - m.arrival_time)
         if m.first_scheduled_time is not None:
             self.queue.observe(m.first_scheduled_time - m.arrival_time)
@@ -118,7 +118,7 @@ class Metrics:
 
     def _count(self, completion: Completion, now: float) -> None:
         seq, stats = completion.seq, completion.stats
-        tokens, steps, preempted, last = self._seen.pop(seq.id, (0, 0, 0, 0.0))
+        tokens, steps, preempted, last = self._seen.get(seq.id, (0, 0, 0, 0.0))
         made = seq.produced - tokens
         if made:
             self.generation_tokens.inc(made)
@@ -129,8 +129,7 @@ class Metrics:
         self.preemptions.inc(seq.preemptions - preempted)
         for drafted, accepted in zip(stats.per_step_drafted[steps:], stats.per_step_accepted[steps:], strict=True):
             self._draft(drafted, accepted)
-        if not seq.finished:
-            self._seen[seq.id] = (seq.produced, len(stats.per_step_drafted), seq.preemptions, last)
+        self._seen[seq.id] = (seq.produced, len(stats.per_step_drafted), seq.preemptions, last)
 
     def _draft(self, drafted: int, accepted: int) -> None:
         self.drafts.inc()

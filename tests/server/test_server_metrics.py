@@ -44,7 +44,9 @@ def test_counters_are_those_of_the_answers(launch: Callable[..., Running], prefi
     assert got["prompt_tokens_total"] == sum(b["usage"]["prompt_tokens"] for b in bodies)
     assert got["generation_tokens_total"] == sum(b["usage"]["completion_tokens"] for b in bodies) == 40 + 80 + 5
     assert got["request_success_total/length"] == 4 and got["request_refused_total/400"] == 1
-    assert got["e2e_request_latency_seconds_count"] == got["time_to_first_token_seconds_count"] == got["request_queue_time_seconds_count"] == 3
+    assert (
+        got["e2e_request_latency_seconds_count"] == got["time_to_first_token_seconds_count"] == got["request_queue_time_seconds_count"] == 3
+    )
     assert got["inter_token_latency_seconds_count"] > 10 and got["request_time_per_output_token_seconds_count"] == 3
     assert got["num_requests_running"] == got["num_requests_waiting"] == got["kv_cache_usage_perc"] == 0
     assert got["prefix_cache_hits_total"] > 0 and got["num_preemptions_total"] == 0
@@ -82,6 +84,7 @@ def test_the_server_logs_it_while_it_works(launch: Callable[..., Running], caplo
 
 def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:
     complete(server, **FEW)
+    complete(server, n=0)
     asked = set(re.findall(r"\$\{prefix\}(\w+)", DASHBOARD.read_text()))
     served = {name.removeprefix("headstart:") for name in re.findall(r"^(headstart:\w+)", server.client.get("/metrics").text, re.M)}
     assert len(asked) > 10 and asked <= served, asked - served
