@@ -21,6 +21,7 @@ from headstart.cli.demo import demo
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.options import takes
+from headstart.cli.serve import serve
 from headstart.core.errors import ConfigError, HeadstartError, nearest
 from headstart.core.outputs import RequestError
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, bench, demo, index):
+for _command in (generate, chat, serve, bench, demo, index):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -53,6 +54,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
     headstart bench --model M --draft ngram                measure whether drafts pay, and that the output is the same
     headstart index build --tokenizer M --out idx FILES    make a corpus for --draft corpus:idx
+    headstart serve M --draft ngram                        serve it as OpenAI's API, with a page at /
 
     headstart demo                                         see what speculation does, on a small model
     """

@@ -74,7 +74,7 @@ class BlockPool:
         """
         if not self.share:
             return 0
-        size, parent = self.block_size, _ROOT
+        size, parent = self.block_size, _ROOT + seq.salt
         for start in range(0, len(seq.tokens) - size, size):
             digest = chain_hash(parent, seq.tokens[start : start + size])
             block = self.by_hash.get(digest)
@@ -95,7 +95,7 @@ class BlockPool:
             return
         size = self.block_size
         for i in range(len(seq.hashes), seq.computed // size):
-            parent = seq.hashes[-1] if seq.hashes else _ROOT
+            parent = seq.hashes[-1] if seq.hashes else _ROOT + seq.salt
             digest = chain_hash(parent, seq.tokens[i * size : (i + 1) * size])
             seq.hashes.append(digest)
             if digest not in self.by_hash:

@@ -60,7 +60,7 @@ class Scheduler:
                 rows = self.max_rows - sum(c.count + c.k for c in chunks)
                 chunk = self._reserve(seq, rows, draft_length, behind)
             if chunk is None:
-                self._preempt(seq, preempted)
+                self.preempt(seq, preempted)
             else:
                 chunks.append(chunk)
                 rows -= chunk.count + chunk.k
@@ -110,7 +110,7 @@ class Scheduler:
                 return True
         victim = self._youngest_after(seq, chunks)
         if victim is not None:
-            self._preempt(victim, preempted)
+            self.preempt(victim, preempted)
         return victim is not None
 
     def _youngest_after(self, seq: Sequence, chunks: list[Chunk]) -> Sequence | None:
@@ -123,7 +123,8 @@ class Scheduler:
                 return other
         return None
 
-    def _preempt(self, seq: Sequence, preempted: list[Sequence]) -> None:
+    def preempt(self, seq: Sequence, preempted: list[Sequence]) -> None:
+        """Send a running sequence back to waiting, its blocks to the pool; it is added to `preempted`."""
         self.running.remove(seq)
         self.pool.release(seq)
         seq.preemptions += 1

@@ -44,6 +44,7 @@ class Sequence:
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
+    salt: bytes = b""  # enters the hashes: the cache is shared among sequences of one salt only
     cached: int = 0  # prompt tokens whose KV came from the prefix cache at first admission
     preemptions: int = 0
     finish_reason: str | None = None

@@ -75,8 +75,8 @@ class Engine:
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> Request:
-        """Queue a request. Raises ConfigError when it cannot be served as it is."""
+    def add(self, request_id: str, prompt: str | None, ids: list[int], params: SamplingParams, *, salt: bytes = b"") -> Request:
+        """Queue a request; its prefix is shared with those of equal `salt`. Raises ConfigError when it cannot be served as it is."""
         with self.lock:
             ids = self._truncated(ids, params)
             self._check(request_id, ids, params)
@@ -93,7 +93,7 @@ class Engine:
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
                 seq.prediction = prediction
                 seq.rule, seq.eos_ids, seq.max_len = verify_rule(params, self.rule), self.eos_ids, self.target.max_len
-                seq.bad_words, seq.grammar = bad_words, grammar and grammar.fork()
+                seq.bad_words, seq.grammar, seq.salt = bad_words, grammar and grammar.fork(), salt
                 seq.score_prompt = params.prompt_logprobs is not None and i == 0
                 self.sequences += 1
                 completions.append(Completion(seq, self.tokenizer, k))
@@ -196,6 +196,16 @@ class Engine:
             # A prediction may stand in front of any drafter; a guard stands behind it, since drafters may be anybody's.
             self.drafter: Drafter = PredictionDrafter(Guard(drafter, self.target.vocab), drafts)
             self.drafts, self.rule, self.pace = drafts, rule, pace
+
+    def recover(self) -> None:
+        """After a step that raised: take out what has ended, send the rest back to waiting; their KV is made anew."""
+        with self.lock:
+            for seq in reversed(list(self.scheduler.running)):  # the oldest last, so that it comes first again
+                self.drafter.forget(seq)
+                if seq.finished:
+                    self._retire(seq)
+                else:
+                    self.scheduler.preempt(seq, [])
 
     @property
     def has_work(self) -> bool:

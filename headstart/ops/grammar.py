@@ -6,6 +6,8 @@ A `Grammar` holds committed tokens only; looking along drafts advances the match
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from headstart.core.errors import ConfigError, first_line
 from headstart.core.params import StructuredOutputsParams
+
+# Compiled grammars that are kept: clients repeat their schemas, and may not fill the memory with new ones.
+_KEPT = 32
 
 
 class Grammar:
@@ -84,6 +89,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any, vocab: int, eos_ids: Seq[int]) -> None:
         self.tokenizer, self.vocab, self.eos_ids = tokenizer, vocab, list(eos_ids)
         self._table: Any = None
+        self._known: OrderedDict[str, Any] = OrderedDict()  # text -> a matcher at its beginning, the latest last
+        self._lock = threading.Lock()  # servers compile off the engine's thread
 
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """A grammar at its beginning. Raises ConfigError with the reason when the schema, expression or grammar is wrong."""
@@ -94,12 +101,21 @@ class GrammarCompiler:
         table = self._tokens()
         try:
             text = _grammar_text(wanted)
+            with self._lock:
+                known = self._known.get(text)
+            if known is not None:
+                return Grammar(known.deep_copy(), self.eos_ids)
             problem = LLMatcher.validate_grammar(text, table)
         except Exception as e:  # the library raises ValueError and kinds of its own
             problem = str(e) or type(e).__name__
         if problem:
             raise ConfigError(f"structured_outputs cannot be used: {' '.join(problem.split())[:300]}")
-        return Grammar(LLMatcher(table, text), self.eos_ids)
+        matcher = LLMatcher(table, text)
+        with self._lock:
+            self._known[text] = matcher
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return Grammar(matcher.deep_copy(), self.eos_ids)
 
     def _tokens(self) -> Any:
         if self._table is None:

@@ -245,7 +245,7 @@ def test_another_request_shares_what_is_known():
     assert (s.pool.queries, s.pool.hits) == (28, 12)
     for _ in range(2):
         step(s)
-    s._preempt(again, [])
+    s.preempt(again, [])
     assert step(s)[0] == {1: (1, 0)}  # its own first output is shared by now
     assert again.cached == 12 and again.preemptions == 1
 
