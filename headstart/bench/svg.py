@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from html import escape
@@ -28,8 +29,11 @@ def svg(chart: Chart) -> str:
         at = y(i * step)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{i * step:g}</text>')
-    for value, name in chart.ticks.items():
-        parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{escape(name)}</text>')
+    names = sorted(chart.ticks.items())
+    tight = any(_CHAR * (len(a) + len(b)) / 2 + 6 > x(right) - x(left) for (left, a), (right, b) in itertools.pairwise(names))
+    for i, (value, name) in enumerate(names):
+        lower = 13 if tight and i % 2 else 0  # neighbours that would touch take turns on two lines
+        parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - _BOTTOM + 16 + lower}" text-anchor="middle">{escape(name)}</text>')
     parts.append(f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(chart.x)}</text>')
     draw = _bars if chart.bars else _line
     for number, series in enumerate(chart.series):
