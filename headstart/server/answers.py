@@ -37,11 +37,11 @@ class Form:
     usage: bool = False
     continuous: bool = False
     max_calls: int | None = None
-    id: str = ""
+    id: str = ""  # the client's own name for the request; one is made where there is none
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.id = self.id or ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + (self.id or uuid.uuid4().hex)
 
     def head(self, kind: str) -> Json:
         """The fields that every body and chunk has."""

@@ -59,7 +59,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.settings.cors_origins), allow_methods=["*"], allow_headers=["*"])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))
+    app.add_exception_handler(ClientDisconnect, _gone)
     _add_generation(app, service)
     _add_small(app, service)
     _add_page(app)
@@ -189,6 +189,11 @@ def page_policy(page: str) -> str:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client left before its body was read: nobody reads this."""
+    return Response(status_code=499)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

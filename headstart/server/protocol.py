@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ from headstart.server.tools import forced_schema
 log = logging.getLogger("headstart.server")
 
 Body = TypeVar("Body", bound=BaseModel)
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 # Taken over as they stand, by requests of both kinds.
 _SAMPLING = (
@@ -235,6 +238,10 @@ def _no_effect(asked: Asked) -> None:
     """Fields that would change the output elsewhere and cannot here."""
     if asked.spaces_between_special_tokens is False:
         raise invalid("spaces_between_special_tokens=false is not available: leave it out or send true", "spaces_between_special_tokens")
+    if asked.stream and asked.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs cannot be streamed: send stream=false", "prompt_logprobs")
+    if asked.request_id is not None and not _REQUEST_ID.fullmatch(asked.request_id):
+        raise invalid("request_id must be at most 128 letters, digits, '.', ':', '_' and '-'", "request_id")
     if asked.priority:
         raise invalid(f"priority={asked.priority} is not available: requests run in order of arrival", "priority")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -82,7 +84,7 @@ class Server(uvicorn.Server):
     async def _open(self) -> None:
         """Load on a thread of its own; a model that cannot be loaded ends the server with its error."""
         try:
-            llm = await asyncio.to_thread(self.load)
+            llm = await in_thread(self.load)
             if self.service.state == "loading":
                 self.service.open(llm)
                 self.ready(self.url)
@@ -110,6 +112,32 @@ class Server(uvicorn.Server):
         host = self.service.settings.host
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{host}:{port}"
+
+
+async def in_thread(work: Callable[[], LLM]) -> LLM:
+    """Run something long that an exit need not wait for, as it would for a thread of asyncio's own."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[LLM] = loop.create_future()
+
+    def settle(result: LLM | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as e:
+            error = e
+        with contextlib.suppress(RuntimeError):  # the event loop has gone
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
 
 
 def listen(settings: Settings) -> socket.socket:

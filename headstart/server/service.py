@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -160,6 +161,7 @@ class Service:
             predicted=asked.prediction is not None,
             usage=bool(options.include_usage),
             continuous=bool(options.continuous_usage_stats),
+            id=asked.request_id or "",
         )
 
     async def _run(
@@ -187,7 +189,7 @@ class Service:
                     self.loop.abort(ticket)
                 self.loop.give_back(sequences)
 
-        ready = asyncio.Event()
+        ready, name = asyncio.Event(), uuid.uuid4().hex  # not the client's id: two clients may choose the same
         streams = bool(asked.stream)
         try:
             prepared = await self.work(prepare)
@@ -196,7 +198,7 @@ class Service:
             for text, ids in prepared:
                 protocol.check_lengths(len(ids), wanted, self.context, params.truncate_prompt_tokens is not None)
                 salt = self._salt(request, asked)
-                ticket = Ticket(f"{form.id}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt)
+                ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt)
                 self.loop.submit(ticket)
                 tickets.append(ticket)
             for ticket in tickets:

@@ -301,3 +301,16 @@ def test_check_finds_a_fault(fault):
         pool.by_hash[pool.hash_of[seq.table[0]]] = seq.table[1]
     with pytest.raises(AssertionError):
         pool.check([seq.table])
+
+
+def test_a_salt_keeps_equal_text_apart():
+    pool = BlockPool(20, 4)
+    seqs = [sequence(range(9), i) for i in range(3)]
+    seqs[1].salt = b"another key"
+    finish_prefill(pool, seqs[0])
+    assert pool.adopt(seqs[1]) == 0 and pool.adopt(seqs[2]) == 8
+    finish_prefill(pool, seqs[1])
+    other = sequence(range(9), 3)
+    other.salt = b"another key"
+    assert pool.adopt(other) == 8 and other.table[0] == seqs[1].table[0] != seqs[0].table[0]
+    pool.check([s.table for s in (*seqs, other)])

@@ -237,7 +237,10 @@ def test_fields_nobody_knows_are_ignored_and_known_ones_act_or_are_refused(serve
     caplog.set_level("DEBUG", "headstart.server")
     assert chat(server, from_the_future={"x": 1}, user="me", metadata={}, store=False, max_tokens=1).status_code == 200
     assert "from_the_future" in caplog.text and PROMPT not in caplog.text
+    assert chat(server, request_id="mine", max_tokens=1).json()["id"] == "chatcmpl-mine"
+    assert chat(server, stream=True, prompt_logprobs=1).json()["error"]["param"] == "prompt_logprobs"
     for field, value in {
+        "request_id": "a b",
         "functions": [], "audio": {}, "modalities": ["audio"], "web_search_options": {}, "chat_template": "x", "reasoning_effort": "low",
         "verbosity": "high", "priority": 3, "spaces_between_special_tokens": False, "echo": True, "top_logprobs": 2,
     }.items():  # fmt: skip

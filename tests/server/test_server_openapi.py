@@ -14,7 +14,7 @@ from tests.server.conftest import Running
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 
-EXAMPLES = int(os.environ.get("HEADSTART_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("HEADSTART_EXAMPLES", "12"))
 ROUTES = [
     *(("POST", path) for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
     *(("GET", path) for path in ("/health", "/v1/models", "/v1/models/{name}", "/version", "/metrics")),
