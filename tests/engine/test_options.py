@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ OPTIONS = {
 }
 REPEATS = ("nothing", "negative-presence", "bias", "allowed", "filters", "logprobs")  # under these a text repeats itself
 TARGET = EchoModel(vocab=VOCAB, local=4.0)
-DRAFTERS = ("ngram", "model", "greedy-model", "adversary", "wrong")
+DRAFTERS = ("ngram", "suffix", "model", "greedy-model", "adversary", "wrong")
 
 
 def engine(kind: str, target=None, **more):
@@ -96,7 +97,7 @@ def test_ids_equal_plain_decoding(kind, rule, temperature, option):
     assert [out.outputs[0].token_ids for out in outputs] == expected
     drafted, accepted = totals(outputs)
     assert drafted > accepted
-    assert accepted > 0 or kind in ("adversary", "wrong") or (kind == "ngram" and option not in REPEATS)
+    assert accepted > 0 or kind in ("adversary", "wrong") or (kind in ("ngram", "suffix") and option not in REPEATS)
 
 
 def test_every_option_changes_the_text():
@@ -118,7 +119,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(option):
 
 @pytest.mark.parametrize("max_rows", [64, 17])
 def test_any_mix_of_options_in_one_batch_is_each_alone(max_rows):
-    """Every option at once, one request each, rules and temperatures mixed, in two orders."""
+    """Every option at once, one request each, rules, temperatures and what drafts (a model, a prediction, nothing) mixed, in two orders."""
     mixed = [
         SamplingParams(temperature=t, max_tokens=20, seed=i, verify=rule, num_speculative_tokens=k, **options)
         for i, (options, (t, rule), k) in enumerate(
@@ -130,12 +131,17 @@ def test_any_mix_of_options_in_one_batch_is_each_alone(max_rows):
         )
     ]
     prompts = [PROMPTS[i % 5] for i in range(len(mixed))]
+    for i in range(0, len(mixed), 3):  # a third of them bring what they expect: their answer, changed in two places
+        answer = reference(prompts[i], mixed[i])
+        expected = [*answer[:4], 1, *answer[5:9], *answer[11:]]
+        mixed[i] = replace(mixed[i], prediction=expected)
     for order in (list(range(len(mixed))), list(reversed(range(len(mixed))))):
         made = engine("model", random_k=None, max_rows=max_rows, block_size=3)
         outputs = run(made, [prompts[i] for i in order], [mixed[i] for i in order], steps_between=1)
         for i, out in zip(order, outputs, strict=True):
             assert out.outputs[0].token_ids == reference(prompts[i], mixed[i]), list(OPTIONS)[i]
         assert 0 < totals(outputs)[1] < totals(outputs)[0]
+        assert sum(out.metrics.accepted_prediction_tokens or 0 for out in outputs) > 10
 
 
 @pytest.mark.parametrize("kind", ["ngram", "model", "self"])
