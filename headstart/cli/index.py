@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from headstart.cli.prompts import read_text
+from headstart.cli.prompts import json_lines, read_text
 from headstart.cli.show import note
 from headstart.core.errors import ConfigError, ModelError, nearest
 
@@ -122,20 +122,10 @@ def _documents(tokenizer: Any, files: Sequence[str]) -> Iterator[list[int]]:
 
 def _texts(name: str) -> Iterator[str]:
     text = read_text("index", name)
-    if not name.endswith(".jsonl"):
+    if name.endswith(".jsonl"):
+        yield from json_lines(name, text, "text")
+    else:
         yield text
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as e:
-            raise ConfigError(f"{name}, line {number} is not JSON: {e}") from None
-        item = item.get("text") if isinstance(item, dict) else item
-        if not isinstance(item, str):
-            raise ConfigError(f'{name}, line {number} must be a string or an object with "text"')
-        yield item
 
 
 def _pieces(text: str) -> Iterator[str]:

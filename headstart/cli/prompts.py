@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headstart.core.errors import ConfigError
@@ -48,16 +48,19 @@ def _from_file(name: str) -> list[str]:
     text = read_text("--prompt-file", name)
     if not name.endswith(".jsonl"):
         return [text.strip("\n")]
-    prompts = []
+    return list(json_lines(f"--prompt-file {name}", text, "prompt"))
+
+
+def json_lines(said: str, text: str, key: str) -> Iterator[str]:
+    """The strings of JSON lines: each a string, or an object with `key`. `said` names the file in errors. Raises ConfigError."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             item = json.loads(line)
         except ValueError as e:
-            raise ConfigError(f"--prompt-file {name}, line {number} is not JSON: {e}") from None
-        prompt = item.get("prompt") if isinstance(item, dict) else item
-        if not isinstance(prompt, str):
-            raise ConfigError(f'--prompt-file {name}, line {number} must be a string or an object with "prompt"')
-        prompts.append(prompt)
-    return prompts
+            raise ConfigError(f"{said}, line {number} is not JSON: {e}") from None
+        item = item.get(key) if isinstance(item, dict) else item
+        if not isinstance(item, str):
+            raise ConfigError(f'{said}, line {number} must be a string or an object with "{key}"')
+        yield item

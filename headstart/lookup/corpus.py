@@ -126,7 +126,7 @@ class Corpus:
             if low > (best.length if best else 0):
                 pattern = tail[-low * self.width :]
                 first = self._bisect(i, pattern, 0, self.manifest.segments[i].tokens)
-                best = Match(low, i, first, self._bisect_after(i, pattern, first, self.manifest.segments[i].tokens))
+                best = Match(low, i, first, self._bisect(i, pattern, first, self.manifest.segments[i].tokens, after=True))
         return best
 
     def draft(self, match: Match, limit: int, least: float = 0.0) -> list[int]:
@@ -148,7 +148,7 @@ class Corpus:
             pattern += token
             if high - low > 1:
                 low = self._bisect(match.segment, pattern, low, high)
-                high = self._bisect_after(match.segment, pattern, low, high)
+                high = self._bisect(match.segment, pattern, low, high, after=True)
                 if (high - low) < least * (match.high - match.low):
                     break
             out.append(int.from_bytes(token, "big"))
@@ -162,27 +162,15 @@ class Corpus:
         at = self._bisect(part, pattern, 0, len(order))
         return at < len(order) and ids[order[at] * self.width : order[at] * self.width + len(pattern)] == pattern
 
-    def _bisect(self, part: int, pattern: bytes, low: int, high: int) -> int:
-        """The first suffix in order[low:high] that does not come before `pattern`."""
+    def _bisect(self, part: int, pattern: bytes, low: int, high: int, *, after: bool = False) -> int:
+        """The first suffix in order[low:high] that does not come before `pattern`; or that comes after all that begin with it."""
         ids, order = self._parts[part]
         w, n = self.width, len(pattern)
         while low < high:
             middle = (low + high) // 2
             at = order[middle] * w
-            if ids[at : at + n] < pattern:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _bisect_after(self, part: int, pattern: bytes, low: int, high: int) -> int:
-        """The first suffix in order[low:high] that comes after all that begin with `pattern`."""
-        ids, order = self._parts[part]
-        w, n = self.width, len(pattern)
-        while low < high:
-            middle = (low + high) // 2
-            at = order[middle] * w
-            if ids[at : at + n] <= pattern:
+            head = ids[at : at + n]
+            if head < pattern or (after and head == pattern):
                 low = middle + 1
             else:
                 high = middle
