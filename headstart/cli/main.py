@@ -21,6 +21,7 @@ from headstart.cli.demo import demo
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.options import takes
+from headstart.cli.plan import plan
 from headstart.cli.serve import serve
 from headstart.cli.theory import theory
 from headstart.core.errors import ConfigError, HeadstartError, nearest
@@ -35,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, demo, index, theory):
+for _command in (generate, chat, serve, bench, plan, theory, demo, index):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 

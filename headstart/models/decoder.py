@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstart.core.errors import ModelError
+from headstart.core.memory import grouped
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import Linear, pack
 from headstart.ops.quant import Quantised, Weight, embed, join
@@ -98,7 +99,7 @@ class Decoder:
     @property
     def kv_bytes_per_token(self) -> int:
         c = self.config
-        return 2 * c.layers * c.kv_heads * c.head_dim * self.dtype.itemsize
+        return c.layers * grouped(c.kv_heads, c.head_dim) * self.dtype.itemsize
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
