@@ -18,9 +18,11 @@ from torch import Tensor
 from headstart.core.errors import ModelError
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import Linear, pack
+from headstart.ops.quant import Quantised, Weight, embed, join
 from headstart.ops.rope import attention_factor, frequencies, rotate, rotation
 
-Source = Callable[[str], Tensor]  # a tensor by its name in the checkpoint, in the dtype and on the device of the model
+# A tensor by its name in the checkpoint, in the dtype and on the device of the model; a matrix may be quantised.
+Source = Callable[[str], Weight]
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,15 @@ class _Rotary:
 class Decoder:
     """A loaded model. `forward` is a function of its arguments and the cache only."""
 
-    parameters: int = 0  # how many weights were loaded; set by the loader
+    parameters: int = 0  # how many weights were loaded, and their bytes; set by the loader
+    weight_bytes: int = 0
 
     def __init__(self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         table = (config.vocab_size, config.hidden)
         # The largest tensors first, while there is most room for what reading them needs.
-        self.embedding = _take(source, "model.embed_tokens.weight", table)
-        self.head = pack(self.embedding if config.tied else _take(source, "lm_head.weight", table))
+        self.embedding = _matrix(source, "model.embed_tokens.weight", table)
+        self.head = pack(self.embedding if config.tied else _matrix(source, "lm_head.weight", table))
         self.norm = self._norm_weight(source, "model.norm.weight", config.hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.rotary = self._rotary({"rope_theta": config.rope_theta, **(config.rope_scaling or {})})
@@ -125,12 +128,10 @@ class Decoder:
 
         def fused(block: str, outs: Mapping[str, int], width: int, bias: bool) -> Linear:
             """One product for several: their rows one under the other."""
-            joined = [
-                torch.cat(parts) if len(parts) > 1 else parts[0]
-                for kind, columns in (("weight", (width,)), ("bias", ()))[: 1 + bias]
-                for parts in [[_take(source, f"{prefix}{block}.{n}.{kind}", (rows, *columns)) for n, rows in outs.items()]]
-            ]
-            return pack(*joined)
+            weight = join([_matrix(source, f"{prefix}{block}.{n}.weight", (rows, width)) for n, rows in outs.items()])
+            return pack(
+                weight, torch.cat([_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()]) if bias else None
+            )
 
         norms = [None if n is None else self._norm_weight(source, f"{prefix}{n}.weight", c.hidden) for n in _NORMS[c.norms]]
         qk: list[Tensor | None] = [None, None]
@@ -189,7 +190,7 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
         c = self.config
-        x = F.embedding(batch.tokens, self.embedding)  # [R, hidden]
+        x = embed(batch.tokens, self.embedding, self.dtype)  # [R, hidden]
         if c.embedding_scale != 1.0:
             x = x * torch.tensor(c.embedding_scale, dtype=torch.float32, device=self.device).to(self.dtype)  # rounded as in transformers
         turns = self._turns(batch.positions)
@@ -242,8 +243,19 @@ class Decoder:
         return x + h if self.config.residual_scale == 1.0 else x + h * self.config.residual_scale
 
 
-def _take(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the shape the config says. Raises ModelError for another: found here, not at the first request."""
+def _take(source: Source, name: str, shape: tuple[int]) -> Tensor:
+    """A vector of the length the config says. Raises ModelError as `_matrix` does."""
+    vector = _shaped(source, name, shape)
+    assert not isinstance(vector, Quantised)
+    return vector
+
+
+def _matrix(source: Source, name: str, shape: tuple[int, int]) -> Weight:
+    """A matrix of the shape the config says. Raises ModelError for another: found here, not at the first request."""
+    return _shaped(source, name, shape)
+
+
+def _shaped(source: Source, name: str, shape: tuple[int, ...]) -> Weight:
     tensor = source(name)
     if tuple(tensor.shape) != shape:
         raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: they are of different models")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from headstart.core.errors import ModelError
 from headstart.models.decoder import ModelConfig, Source
 from headstart.models.fields import common, sliding, whole
+from headstart.ops.quant import Quantised, Weight
 
 MODEL_TYPES = ("phi3",)
 
@@ -31,9 +32,9 @@ def adapt(source: Source, config: ModelConfig) -> Source:
         "gate_proj": ("gate_up_proj", 0, config.intermediate),
         "up_proj": ("gate_up_proj", config.intermediate, 2 * config.intermediate),
     }
-    last: dict[str, Tensor] = {}  # the matrix cut last: its parts are asked for one after another
+    last: dict[str, Weight] = {}  # the matrix cut last: its parts are asked for one after another
 
-    def part(name: str) -> Tensor:
+    def part(name: str) -> Weight:
         stem, _, kind = name.rpartition(".")
         block, _, piece = stem.rpartition(".")
         if piece not in cuts:
@@ -46,6 +47,7 @@ def adapt(source: Source, config: ModelConfig) -> Source:
         rows = max(end for s, _, end in cuts.values() if s == stored)
         if last[joined].shape[0] != rows:
             raise ModelError(f"tensor {joined!r} has {last[joined].shape[0]} rows, the config says {rows}: they are of different models")
-        return last[joined][start:stop]
+        weight = last[joined]
+        return weight.rows(torch.arange(start, stop)) if isinstance(weight, Quantised) else weight[start:stop]
 
     return part
