@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, put_once, text
+from headstart.core.checks import flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.params import VERIFY_RULES, SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
@@ -19,23 +19,31 @@ DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
 METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "hybrid")
+VLLM_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
-# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device.
+# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
 _REFUSED = {
     "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
     "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
-    "quantization": "not available: the draft is loaded as its checkpoint is stored",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
+# Further keys that vLLM knows and that have no counterpart here.
+_VLLM_KEYS = (
+    *_REFUSED,
+    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
+)
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
+_WITH_CHECKPOINT = ("draft_model", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
-    "model": ("draft_model",),
-    "revision": ("draft_model",),
-    "max_model_len": ("draft_model",),
-    "draft_temperature": ("draft_model",),
+    "model": _WITH_CHECKPOINT,
+    "revision": _WITH_CHECKPOINT,
+    "quantization": _WITH_CHECKPOINT,
+    "max_model_len": _WITH_CHECKPOINT,
+    "draft_temperature": _WITH_CHECKPOINT,
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "corpus": ("corpus",),
@@ -85,8 +93,9 @@ class SpeculativeConfig:
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub.
+    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
     options: a dictionary for a drafter of others.
+    backend_options: keys of vLLM's speculative_config without a counterpart here, for backend="vllm"; its methods VLLM_METHODS too.
 
     Raises ConfigError on anything out of range or contradictory.
     """
@@ -108,8 +117,10 @@ class SpeculativeConfig:
     draft_temperature: float | None = None
     max_model_len: int | None = None
     revision: str | None = None
+    quantization: str | None = None
     options: Mapping[str, Any] | None = None
     drafters: Seq[str | Mapping[str, Any] | SpeculativeConfig] | None = None
+    backend_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "revision", "corpus"):
@@ -133,10 +144,19 @@ class SpeculativeConfig:
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        quantization("quantization", self.quantization)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise ConfigError(f"options={self.options!r} must be a dictionary: it is handed to the drafter")
+        for name in ("options", "backend_options"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a dictionary: it is handed on as it is")
+
+    def check_native(self) -> None:
+        """Raises ConfigError on what only another backend can do."""
+        if self.method in VLLM_METHODS:
+            raise ConfigError(f"method={self.method!r} is not available in the native engine: use backend='vllm', or method='draft_model'")
+        if self.backend_options:
+            raise ConfigError(f"backend_options={dict(self.backend_options)!r} have no effect in the native engine: use backend='vllm'")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # frozen for everybody else
@@ -160,7 +180,7 @@ class SpeculativeConfig:
             if named is None:
                 raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
             self._put("method", named)
-        if self.method not in METHODS and foreign_method(self.method) is None:
+        if self.method not in (*METHODS, *VLLM_METHODS) and foreign_method(self.method) is None:
             raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
         if self.method == "draft_model" and not self.model:
             raise ConfigError("method='draft_model' needs model=DRAFT: a directory, a GGUF file or a hub id")
@@ -264,9 +284,10 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", given, 1, MAX_DRAFTS)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+    def from_dict(cls, given: Mapping[str, Any], backend: str = "native") -> SpeculativeConfig:
         """Read vLLM's `speculative_config` dictionary: its keys act, or are refused by name with the nearest valid one."""
         out: dict[str, Any] = {}
+        handed: dict[str, Any] = {}
         for raw, value in given.items():
             name = str(raw).replace("-", "_")
             if value is None:
@@ -282,11 +303,16 @@ class SpeculativeConfig:
                 if value == "probabilistic":
                     continue  # our default: the draft samples from its warped law and reports it
                 name, value = "draft_temperature", 0.0
+            elif name in _VLLM_KEYS and backend == "vllm":
+                put_once(handed, name, value, str(raw))
+                continue
             elif name in _REFUSED:
                 if value is _HARMLESS.get(name):
                     continue  # asks for exactly what happens anyway
                 raise ConfigError(f"speculative_config[{raw!r}]={value!r}: {_REFUSED[name]}")
             put_once(out, name, value, str(raw))
+        if handed:
+            out["backend_options"] = {**handed, **(out.get("backend_options") or {})}
         return cls(**out)
 
     def describe(self) -> str:
@@ -300,7 +326,7 @@ class SpeculativeConfig:
         if self.method == "hybrid":
             return "the best of " + ", ".join(each._what() for each in self.drafters)  # type: ignore[union-attr]
         details = {
-            "draft_model": f" {self.model}",
+            "draft_model": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
             "suffix": " (shared between requests)" if self.shared else "",
@@ -310,7 +336,7 @@ class SpeculativeConfig:
 
 def _kind(method: object) -> str:
     """The method, or "foreign" for every drafter of others."""
-    return method if isinstance(method, str) and method in METHODS else "foreign"
+    return method if isinstance(method, str) and method in (*METHODS, *VLLM_METHODS) else "foreign"
 
 
 def drafter_of(text: str) -> dict[str, str]:

@@ -191,6 +191,11 @@ class Engine:
                         self._retire(c.seq)
             return request
 
+    def close(self) -> None:
+        """Abort what runs. Memory goes when the object goes."""
+        for request_id in list(self.requests):
+            self.abort(request_id)
+
     def use(self, drafter: Drafter, drafts: int, rule: str | None, pace: Pace | None = None) -> None:
         """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests.
 

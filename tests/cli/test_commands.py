@@ -85,7 +85,7 @@ def test_several_drafters_are_told_apart(headstart: Call, tiny: Path) -> None:
         "--prompt-lookup-min",
         1,
     )
-    code, out, err = headstart(*args, "ab ab ab ab", "--compare")
+    code, _, err = headstart(*args, "ab ab ab ab", "--compare")
     assert code == 0 and "identical (24 tokens)" in err and f"the best of ngram (match 1..1), prediction, draft_model {tiny}" in err
     told = json.loads(headstart(*args, "ab ab ab ab", "--json")[1])
     stats, (completion,) = told["outputs"][0]["metrics"]["speculative_decoding"]["drafters"], told["outputs"][0]["completions"]
