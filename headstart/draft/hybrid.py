@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headstart import draft
 from headstart.core.pace import Offer, Pace
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
+from headstart.draft.guard import Guard
+from headstart.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,17 @@ class HybridDrafter(Drafter):
         self.kv_bytes_per_token = sum(m.drafter.kv_bytes_per_token for m in members)
         self.free = all(m.drafter.free for m in members)
         self.models = {m.name for m in members if not m.drafter.free}
+        self.asked: dict[int, int] = {}  # sequence -> drafts that a model was asked for in this step
         self.plans: dict[int, _Plan] = {}
+
+    def attach(self, target: Runner) -> None:
+        for member in self.members:
+            member.drafter.attach(target)
+            inner = member.drafter.drafter if isinstance(member.drafter, Guard) else member.drafter
+            inner.pays = partial(self._pays, member.name) if self.adaptive else None
+
+    def _pays(self, name: str, seq: Sequence, odds: Seq[float]) -> bool:
+        return self.pace.goes_on(seq.id, name, odds)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         for member in self.members:
@@ -71,7 +84,7 @@ class HybridDrafter(Drafter):
                     continue
                 limit = len(found.tokens)
             serving.append((member, found))
-            offers.append(Offer(member.name, limit, found is not None, member.drafter.prior))
+            offers.append(Offer(member.name, limit, found is not None, member.drafter.prior, member.drafter.asks))
         which, k = self.pace.choose(seq.id, offers, adaptive)
         for offer, (_, found) in zip(offers, serving, strict=True):
             if found is not None:
@@ -95,6 +108,7 @@ class HybridDrafter(Drafter):
             self.pace.drafting_took(member.name, max(len(p.tokens) for p in drawn), time.perf_counter() - start)
             for i, proposal in zip(asked, drawn, strict=True):
                 proposals[i] = replace(proposal, source=member.name)
+                self.asked[chunks[i].seq.id] = min(chunks[i].k, plans[i].k)
         return proposals
 
     def _planned(self, chunk: Chunk) -> _Plan:
@@ -116,10 +130,11 @@ class HybridDrafter(Drafter):
             source=plan.member.name,
         )
 
-    def judged(self, seq: Sequence, source: str, drafted: int, accepted: int) -> None:
-        """The target's verdict on the drafts that a sequence had from `source`. What was found is compared with the text anyway."""
-        if source in self.models:
-            self.pace.observe(seq.id, source, drafted, accepted)
+    def judged(self, seq: Sequence, proposal: Proposal, drafted: int, accepted: int) -> None:
+        """The target's verdict on the first `drafted` of a proposal. What was found is compared with the text anyway."""
+        if proposal.source in self.models:
+            stopped = drafted == len(proposal.tokens) < self.asked.pop(seq.id, 0)
+            self.pace.observe(seq.id, proposal.source, drafted, accepted, proposal.odds, stopped)
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         for member in self.members:
@@ -129,6 +144,7 @@ class HybridDrafter(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self.plans.pop(seq.id, None)
+        self.asked.pop(seq.id, None)
         for member in self.members:
             member.drafter.forget(seq)
         if seq.finished:
