@@ -99,13 +99,24 @@ class Decoder:
         c = self.config
         return 2 * c.layers * c.kv_heads * c.head_dim * self.dtype.itemsize
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings [R, hidden] of tokens [R]."""
+        return F.embedding(tokens, self.embedding)
+
+    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor] | None = None) -> Tensor:
+        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows.
+
+        taps: for each of its keys i the hidden states [R, hidden] that enter layer i are put there; those that leave the last
+        layer are number `layers`.
+        """
         c = self.config
-        x = F.embedding(batch.tokens, self.embedding)  # [R, hidden]
+        taps = {} if taps is None else taps
+        x = self.embed(batch.tokens)  # [R, hidden]
         cos, sin = rotation(batch.positions, self.inv_freq, self.dtype)
         turned = c.heads + c.kv_heads
         for i, layer in enumerate(self.layers):
+            if i in taps:
+                taps[i] = x
             h = F.rms_norm(x, (c.hidden,), layer.input_norm, c.eps)
             qkv = layer.qkv(h).view(-1, turned + c.kv_heads, c.head_dim)
             qk = rotate(qkv[:, :turned], cos, sin)
@@ -113,6 +124,8 @@ class Decoder:
             x = x + layer.out(attend(qk[:, : c.heads], cache, i, batch))
             gate, up = layer.gate_up(F.rms_norm(x, (c.hidden,), layer.mlp_norm, c.eps)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
+        if c.layers in taps:
+            taps[c.layers] = x
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         return self.head(F.rms_norm(x, (c.hidden,), self.norm, c.eps))

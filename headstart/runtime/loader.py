@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from headstart.core.errors import ModelError, first_line
 from headstart.models import llama
 from headstart.models.decoder import Decoder
+from headstart.models.head import Head, HeadConfig
 from headstart.runtime.checkpoint import Checkpoint, convert
 
 FAMILIES: dict[str, ModuleType] = {name: family for family in (llama,) for name in family.MODEL_TYPES}
@@ -52,3 +54,38 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
         )
     model.parameters = parameters
     return model
+
+
+def load_head(
+    checkpoint: Checkpoint, config: HeadConfig, embed: Callable[[Tensor], Tensor], vocab: int, dtype: torch.dtype, device: torch.device
+) -> Head:
+    """Load a draft head in the speculators layout. Raises ModelError for a file that cannot be used.
+
+    embed: the target's embedding, which the head shares unless it brings its own. vocab: real ids of the target.
+    """
+    names = dict.fromkeys(checkpoint.tensor_names)
+
+    def source(name: str) -> Tensor:
+        names.pop(name, None)
+        return convert(checkpoint.tensor(name), name, dtype, device)
+
+    count = config.draft_vocab
+    ids = torch.arange(count)
+    if "d2t" in names:
+        ids = ids + checkpoint.tensor("d2t").long()
+    if len(ids) != count or ids.unique().numel() != count or not 0 <= int(ids.min()) <= int(ids.max()) < config.layer.vocab_size:
+        raise ModelError(f"{checkpoint.path}: d2t does not map {count} entries to different ids of the target's {config.layer.vocab_size}")
+    if bool((ids >= vocab).any()):
+        raise ModelError(f"{checkpoint.path}: the head's vocabulary holds id {int(ids.max())}, the target has {vocab} real ids")
+    for name in ("d2t", "t2d"):
+        names.pop(name, None)
+    with torch.inference_mode():
+        if "embed_tokens.weight" in names:
+            table = source("embed_tokens.weight")
+            embed = lambda tokens: torch.nn.functional.embedding(tokens, table)  # noqa: E731
+        head = Head(config, source, ids.to(device), embed, dtype, device)
+    if names:
+        raise ModelError(
+            f"{checkpoint.path}: {len(names)} tensors that no head uses here, first {next(iter(names))!r}: this is another model"
+        )
+    return head
