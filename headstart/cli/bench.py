@@ -136,7 +136,7 @@ class FormOptions:
     def check(self) -> None:
         """Fail before the run, not after it. Raises ConfigError."""
         if self.plot is not None:
-            from headstart.bench.picture import check
+            from headstart.forms.picture import check
 
             check(self.plot)
         if self.out is not None:
@@ -164,7 +164,8 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
     from headstart.bench.arms import make_arms
     from headstart.bench.report import measure_all
     from headstart.bench.summary import found_notes
-    from headstart.bench.table import Progress, tables
+    from headstart.bench.table import tables
+    from headstart.forms.table import Progress
 
     made = make_arms(llm, configs, synthetic, arms.verify)
     if not form.quiet and not form.json:
@@ -192,9 +193,11 @@ def _give(found: dict[str, Any], form: FormOptions, tables: Any) -> None:
         (folder / "bench.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (folder / "bench.html").write_text(page(found), encoding="utf-8")
     if form.plot is not None:
-        from headstart.bench.picture import draw
+        from headstart.bench.charts import charts
+        from headstart.bench.sheets import headline
+        from headstart.forms.picture import draw
 
-        draw(found, form.plot)
+        draw(charts(found), headline(found), form.plot)
     if form.json:
         write(found)
     else:

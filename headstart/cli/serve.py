@@ -54,8 +54,9 @@ def serve(
         raise ConfigError("there is no model: write headstart serve MODEL (a directory, a GGUF file or a hub id such as org/name)")
     _require_extra()
     from headstart.core.config import parse_bytes
+    from headstart.server.limits import Limits
     from headstart.server.run import serve as run
-    from headstart.server.settings import Limits, Settings
+    from headstart.server.settings import Settings
 
     settings = Settings(
         host=host,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, put_once, text
+from headstart.core.checks import flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.params import VERIFY_RULES, SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
@@ -25,7 +25,6 @@ _REFUSED = {
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
     "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
-    "quantization": "not available: the draft is loaded as its checkpoint is stored",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
 
@@ -33,6 +32,7 @@ _REFUSED = {
 _OWNERS: dict[str, tuple[str, ...]] = {
     "model": ("draft_model", "head"),
     "revision": ("draft_model", "head"),
+    "quantization": ("draft_model", "head"),
     "max_model_len": ("draft_model", "head"),
     "draft_temperature": ("draft_model", "head"),
     "prompt_lookup_max": ("ngram",),
@@ -81,7 +81,7 @@ class SpeculativeConfig:
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub.
+    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
     options: a dictionary for a drafter of others.
 
     Raises ConfigError on anything out of range or contradictory.
@@ -104,6 +104,7 @@ class SpeculativeConfig:
     draft_temperature: float | None = None
     max_model_len: int | None = None
     revision: str | None = None
+    quantization: str | None = None
     options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +126,7 @@ class SpeculativeConfig:
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        quantization("quantization", self.quantization)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
         if self.options is not None and not isinstance(self.options, Mapping):
@@ -249,8 +251,8 @@ class SpeculativeConfig:
         if self.method == "none":
             return "speculation: off"
         details = {
-            "draft_model": f" {self.model}",
-            "head": f" {self.model}",
+            "draft_model": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
+            "head": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
             "suffix": " (shared between requests)" if self.shared else "",

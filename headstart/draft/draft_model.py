@@ -113,7 +113,7 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
         raise ModelError(
             f"draft {spec.model!r} has {rows} vocabulary rows, the target {context.vocab} ids: use a draft with the target's tokenizer"
         )
-    model = load_model(checkpoint, context.dtype, context.device)
+    model = load_model(checkpoint, context.dtype, context.device, spec.quantization)
     if model.parameters > context.target_parameters:
         context.note(f"warning: the draft has {model.parameters:,} weights, the target {context.target_parameters:,}: are they swapped?")
     max_len = min(model.config.max_len, spec.max_model_len or model.config.max_len)

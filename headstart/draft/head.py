@@ -199,6 +199,6 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
             f"head {spec.model!r} is for a target with hidden size {config.target_hidden} and {config.layer.vocab_size} vocabulary rows, "
             f"this one has {target.hidden} and {target.vocab_size}: use the head of this target"
         )
-    head = load_head(checkpoint, config, context.target.embed, context.vocab, context.dtype, context.device)
+    head = load_head(checkpoint, config, context.target.embed, context.vocab, context.dtype, context.device, spec.quantization)
     max_len = min(config.layer.max_len, spec.max_model_len or config.layer.max_len)
     return HeadDrafter(head, context.vocab, max_len, context.max_rows, spec.draft_temperature)

@@ -32,7 +32,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     checkpoint = open_checkpoint(config.model, config.revision, config.hf_token)
     notes.extend(checkpoint.notes)
     tokenizer = load_tokenizer(checkpoint, config.tokenizer, config.tokenizer_revision, config.hf_token)
-    model = load_model(checkpoint, dtype, device)
+    model = load_model(checkpoint, dtype, device, config.quantization)
     vocab = real_vocab(tokenizer, model.config.vocab_size)
     eos = checkpoint.eos_ids or ([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
 
@@ -50,7 +50,9 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     )
     drafter = draft.build(spec, context)
     blocks, max_len = _plan_memory(config, model, drafter, device, notes)
-    notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {str(dtype).removeprefix('torch.')} on {device}, context {max_len}")
+    kind = str(dtype).removeprefix("torch.")
+    stored = kind if config.quantization is None else f"{config.quantization} ({kind} beside them)"
+    notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {stored} on {device}, context {max_len}")
     notes.append(spec.describe())
     return assemble(config, model, drafter, blocks, max_len, vocab, tokenizer, eos)
 
@@ -87,12 +89,11 @@ def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device:
     max_len = config.max_model_len or own
     per_token = model.kv_bytes_per_token + drafter.kv_bytes_per_token
     block_bytes = per_token * config.block_size
-    weights = model.parameters * model.dtype.itemsize
     if config.kv_cache_memory is not None:
         budget = int(config.kv_cache_memory)
     elif config.gpu_memory_utilization is not None:
         # Weights are loaded by now, so on a CPU what is free bounds what is left of the share.
-        budget = min(int(config.gpu_memory_utilization * total_memory(device)) - weights, int(0.95 * free_memory(device)))
+        budget = min(int(config.gpu_memory_utilization * total_memory(device)) - model.weight_bytes, int(0.95 * free_memory(device)))
     else:
         budget = int(0.9 * free_memory(device)) if device.type == "cuda" else min(_CPU_KV_BYTES, free_memory(device) // 2)
     per_sequence = -(-max_len // config.block_size)

@@ -17,9 +17,11 @@ from torch import Tensor
 from headstart.core.errors import ModelError
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import Linear, pack
+from headstart.ops.quant import Quantised, Weight, embed, join
 from headstart.ops.rope import frequencies, rotate, rotation
 
-Source = Callable[[str], Tensor]  # a tensor by its name in the checkpoint, in the dtype and on the device of the model
+# A tensor by its name in the checkpoint, in the dtype and on the device of the model; a matrix may be quantised.
+Source = Callable[[str], Weight]
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,15 @@ class _Layer:
 class Decoder:
     """A loaded model. `forward` is a function of its arguments and the cache only."""
 
-    parameters: int = 0  # how many weights were loaded; set by the loader
+    parameters: int = 0  # how many weights were loaded, and their bytes; set by the loader
+    weight_bytes: int = 0
 
     def __init__(self, config: ModelConfig, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         table, hidden = (config.vocab_size, config.hidden), (config.hidden,)
         # The largest tensors first, while there is most room for what reading them needs.
-        self.embedding = _take(source, "model.embed_tokens.weight", table)
-        self.head = pack(self.embedding if config.tied else _take(source, "lm_head.weight", table))
+        self.embedding = _matrix(source, "model.embed_tokens.weight", table)
+        self.head = pack(self.embedding if config.tied else _matrix(source, "lm_head.weight", table))
         self.norm = _take(source, "model.norm.weight", hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.inv_freq = frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
@@ -73,12 +76,10 @@ class Decoder:
 
         def fused(block: str, outs: Mapping[str, int], width: int, bias: bool) -> Linear:
             """One product for several: their rows one under the other."""
-            joined = [
-                torch.cat(parts) if len(parts) > 1 else parts[0]
-                for kind, columns in (("weight", (width,)), ("bias", ()))[: 1 + bias]
-                for parts in [[_take(source, f"{prefix}{block}.{n}.{kind}", (rows, *columns)) for n, rows in outs.items()]]
-            ]
-            return pack(*joined)
+            weight = join([_matrix(source, f"{prefix}{block}.{n}.weight", (rows, width)) for n, rows in outs.items()])
+            return pack(
+                weight, torch.cat([_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()]) if bias else None
+            )
 
         return _Layer(
             input_norm=_take(source, prefix + "input_layernorm.weight", (c.hidden,)),
@@ -101,7 +102,7 @@ class Decoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [R, hidden] of tokens [R]."""
-        return F.embedding(tokens, self.embedding)
+        return embed(tokens, self.embedding, self.dtype)
 
     def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor] | None = None) -> Tensor:
         """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows.
@@ -131,8 +132,19 @@ class Decoder:
         return self.head(F.rms_norm(x, (c.hidden,), self.norm, c.eps))
 
 
-def _take(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of the shape the config says. Raises ModelError for another: found here, not at the first request."""
+def _take(source: Source, name: str, shape: tuple[int]) -> Tensor:
+    """A vector of the length the config says. Raises ModelError as `_matrix` does."""
+    vector = _shaped(source, name, shape)
+    assert not isinstance(vector, Quantised)
+    return vector
+
+
+def _matrix(source: Source, name: str, shape: tuple[int, int]) -> Weight:
+    """A matrix of the shape the config says. Raises ModelError for another: found here, not at the first request."""
+    return _shaped(source, name, shape)
+
+
+def _shaped(source: Source, name: str, shape: tuple[int, ...]) -> Weight:
     tensor = source(name)
     if tuple(tensor.shape) != shape:
         raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: they are of different models")

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstart.core.errors import ModelError
-from headstart.models.decoder import ModelConfig
+from headstart.models.decoder import ModelConfig, Source
 from headstart.models.llama import read_config as read_llama
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import pack
+from headstart.ops.quant import join
 from headstart.ops.rope import frequencies, rotate, rotation
 
 
@@ -75,7 +76,7 @@ class Head:
     def __init__(
         self,
         config: HeadConfig,
-        source: Callable[[str], Tensor],
+        source: Source,
         ids: Tensor,
         embed: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
@@ -85,7 +86,7 @@ class Head:
         self.taps = config.taps
         c = config.layer
 
-        def weight(name: str, *shape: int) -> Tensor:
+        def weight(name: str, *shape: int) -> Any:
             tensor = source(name)
             if tuple(tensor.shape) != shape:
                 raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: two heads are mixed")
@@ -95,7 +96,7 @@ class Head:
         qkv = [weight(f"{prefix}self_attn.{n}_proj.weight", rows, 2 * c.hidden) for n, rows in (("q", queries), ("k", keys), ("v", keys))]
         gate_up = [weight(f"{prefix}mlp.{n}_proj.weight", c.intermediate, c.hidden) for n in ("gate", "up")]
         self.fc = pack(weight("fc.weight", c.hidden, len(config.taps) * config.target_hidden))
-        self.qkv, self.gate_up = pack(torch.cat(qkv)), pack(torch.cat(gate_up))
+        self.qkv, self.gate_up = pack(join(qkv)), pack(join(gate_up))
         self.out = pack(weight(f"{prefix}self_attn.o_proj.weight", c.hidden, queries))
         self.down = pack(weight(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate))
         self.lm_head = pack(weight("lm_head.weight", config.draft_vocab, c.hidden))

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput
+from headstart.server.figures import extras, usage
 from headstart.server.prompts import token_bytes
 from headstart.server.tools import ToolCall, ToolReader
 
@@ -33,7 +34,6 @@ class Form:
     ids: bool = False
     origins: bool = False
     level: str = "summary"  # of the speculative metrics
-    predicted: bool = False  # whether the client sent a prediction
     usage: bool = False
     continuous: bool = False
     max_calls: int | None = None
@@ -57,10 +57,10 @@ def whole(form: Form, outputs: Sequence[RequestOutput]) -> Json:
     for i, output in enumerate(outputs):
         for completion in output.outputs:
             choices.append(_choice(form, i * form.n + completion.index, output, completion))
-    body = form.head("chat.completion" if form.chat else "text_completion") | {"choices": choices, "usage": usage(form, outputs)}
+    body = form.head("chat.completion" if form.chat else "text_completion") | {"choices": choices, "usage": usage(outputs)}
     if outputs[0].prompt_logprobs is not None and not form.echo:
         body["prompt_logprobs"] = [_plain(entry) for entry in outputs[0].prompt_logprobs]
-    return body | extras(form, outputs)
+    return body | extras(outputs, form.level)
 
 
 def _choice(form: Form, index: int, output: RequestOutput, completion: CompletionOutput) -> Json:
@@ -146,97 +146,6 @@ def _plain(entry: Mapping[int, Logprob] | None) -> Json | None:
     return {str(t): {"logprob": max(s.logprob, -9999.0), "rank": s.rank, "decoded_token": s.decoded_token} for t, s in entry.items()}
 
 
-# Usage and statistics
-
-
-def usage(form: Form, outputs: Sequence[RequestOutput]) -> Json:
-    """Token counts. `completion_tokens` are tokens that were emitted: refused drafts are never charged."""
-    prompt = sum(len(o.prompt_token_ids) for o in outputs)
-    made = sum(len(c.token_ids) for o in outputs for c in o.outputs)
-    stats = [o.metrics.speculative_decoding for o in outputs]
-    drafted = sum(s.num_draft_tokens for s in stats)
-    accepted = sum(s.num_accepted_draft_tokens for s in stats)
-    details: Json = {"reasoning_tokens": 0, "audio_tokens": 0}
-    details |= {"accepted_prediction_tokens": None, "rejected_prediction_tokens": None}
-    if form.predicted:
-        for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
-            details[name] = sum(getattr(o.metrics, name, 0) or 0 for o in outputs)
-    # Official shapes are all that some clients keep, so the acceptance stands here too.
-    details |= {"draft_tokens": drafted, "accepted_draft_tokens": accepted}
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in outputs)},
-        "completion_tokens_details": details,
-    }
-
-
-def extras(form: Form, outputs: Sequence[RequestOutput]) -> Json:
-    """vLLM's `metrics` and llama.cpp's `timings`, of a request with one prompt and one completion."""
-    if len(outputs) > 1 or len(outputs[0].outputs) > 1:
-        return {}
-    body: Json = {"timings": timings(outputs[0])}
-    if form.level != "none":
-        body["metrics"] = request_metrics(outputs[0], form.level == "detailed")
-    return body
-
-
-def request_metrics(output: RequestOutput, detailed: bool) -> Json:
-    """vLLM's per-request object; times in milliseconds."""
-    m = output.metrics
-    made = sum(len(c.token_ids) for c in output.outputs)
-    scheduled, first = m.first_scheduled_time, m.first_token_time
-    end = m.finished_time or time.monotonic()
-    decode = None if first is None else end - first
-    body: Json = {
-        "time_to_first_token_ms": None if first is None else (first - m.arrival_time) * 1e3,
-        "queue_time_ms": None if scheduled is None else (scheduled - m.arrival_time) * 1e3,
-        "generation_time_ms": None if decode is None else decode * 1e3,
-        "mean_itl_ms": None if decode is None or made < 2 else decode / (made - 1) * 1e3,
-        "tokens_per_second": None if scheduled is None else made / max(end - scheduled, 1e-9),
-        "num_passes": m.num_passes,
-        "seed": m.seed,
-    }
-    if m.speculative_decoding.num_spec_tokens:
-        body["speculative_decoding"] = _speculative(m.speculative_decoding, detailed)
-    return body
-
-
-def _speculative(stats: SpeculativeStats, detailed: bool) -> Json:
-    body = stats.as_dict()
-    if not detailed:
-        for name in ("per_step_accepted", "per_step_drafted"):
-            del body[name]
-    return body
-
-
-def timings(output: RequestOutput) -> Json:
-    """llama.cpp's object; `draft_n` is there when drafts were made."""
-    m = output.metrics
-    made = sum(len(c.token_ids) for c in output.outputs)
-    read = len(output.prompt_token_ids) - output.num_cached_tokens
-    start = m.first_scheduled_time or m.arrival_time
-    first = m.first_token_time or start
-    prompt_ms = max(first - start, 1e-9) * 1e3
-    predicted_ms = max((m.finished_time or time.monotonic()) - first, 1e-9) * 1e3
-    body: Json = {
-        "cache_n": output.num_cached_tokens,
-        "prompt_n": read,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / max(read, 1),
-        "prompt_per_second": read / prompt_ms * 1e3,
-        "predicted_n": made,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / max(made, 1),
-        "predicted_per_second": max(made - 1, 0) / predicted_ms * 1e3,
-    }
-    stats = m.speculative_decoding
-    if stats.num_draft_tokens:
-        body |= {"draft_n": stats.num_draft_tokens, "draft_n_accepted": stats.num_accepted_draft_tokens}
-    return body
-
-
 # Streams
 
 
@@ -282,22 +191,22 @@ class Stream:
                 chunks.append(self._chunk([choice]))
         known = [o for o in self.outputs if o is not None]
         if chunks and not self.form.usage and len(known) == len(self.outputs) and all(o.finished for o in known):
-            chunks[-1] |= extras(self.form, known)  # where no usage chunk follows, the last one carries them
+            chunks[-1] |= extras(known, self.form.level)  # where no usage chunk follows, the last one carries them
         return chunks
 
     def end(self) -> list[Json]:
         """The chunk after all: usage, if it was asked for, and the statistics."""
         outputs = [o for o in self.outputs if o is not None]
-        more = extras(self.form, outputs) if len(outputs) == len(self.outputs) else {}
+        more = extras(outputs, self.form.level) if len(outputs) == len(self.outputs) else {}
         if self.form.usage:
-            return [self._chunk([]) | {"usage": usage(self.form, outputs)} | more]
+            return [self._chunk([]) | {"usage": usage(outputs)} | more]
         return []
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self.form.head(self.kind) | {"choices": choices}
         if self.form.usage:
             known = [o for o in self.outputs if o is not None]
-            chunk["usage"] = usage(self.form, known) if self.form.continuous and known else None
+            chunk["usage"] = usage(known) if self.form.continuous and known else None
         return chunk
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> Json | None:

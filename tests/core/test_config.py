@@ -279,12 +279,14 @@ SPECULATIVE = {
     "draft_temperature": [-0.1, 1e5, True, "0.7"],
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],
+    "quantization": ["", "fp8", "INT8", 8, True],
     "options": ["a", [("a", 1)], 1, True],
 }
 ENGINE = {
     "model": ["", None, True, 1],
     "tokenizer": ["", True, 1],
     "dtype": ["", "int8", None, True],
+    "quantization": ["", "fp8", "INT8", 8, True],
     "max_model_len": [0, -1, 1.0, True],
     "max_num_seqs": [0, -1, None, 1.0, True],
     "max_num_batched_tokens": [0, -1, None, 1.0, True],
