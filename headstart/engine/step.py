@@ -244,7 +244,11 @@ class Engine:
                 Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
                 for c, p in zip(chunks, proposals, strict=True)
             ]
-            logits = self.target.forward(feeds)
+            if self.drafter.hidden_layers:
+                logits, states = self.target.forward_with_states(feeds, self.drafter.hidden_layers)
+                self.drafter.see(chunks, states)
+            else:
+                logits = self.target.forward(feeds)
             self.clock.lap("target")
             touched: dict[str, Request] = {}
             for chunk, proposal, rows in zip(chunks, proposals, logits, strict=True):
