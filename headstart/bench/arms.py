@@ -133,6 +133,7 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
             hf_token=llm.config.hf_token,
             note=notes.append,
             load_target=lambda quantization: _load_target(llm, quantization),
+            target=model,
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)

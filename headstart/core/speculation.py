@@ -18,8 +18,8 @@ DEFAULT_PREDICTION_DRAFTS = 16
 DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "quantised", "hybrid")
-VLLM_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
+METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head", "quantised", "hybrid")
+VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
 # Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
 _REFUSED = {
@@ -37,13 +37,13 @@ _VLLM_KEYS = (
 )
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
-_WITH_CHECKPOINT = ("draft_model", *VLLM_METHODS)
+CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
-    "model": _WITH_CHECKPOINT,
-    "revision": _WITH_CHECKPOINT,
-    "quantization": (*_WITH_CHECKPOINT, "quantised"),
-    "max_model_len": _WITH_CHECKPOINT,
-    "draft_temperature": (*_WITH_CHECKPOINT, "quantised"),
+    "model": CHECKPOINT_METHODS,
+    "revision": CHECKPOINT_METHODS,
+    "quantization": (*CHECKPOINT_METHODS, "quantised"),
+    "max_model_len": CHECKPOINT_METHODS,
+    "draft_temperature": (*CHECKPOINT_METHODS, "quantised"),
     "use_heterogeneous_vocab": ("draft_model",),
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
@@ -72,13 +72,14 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     method: "none"; lookup in the request's own text: "ngram" (n-grams of fixed lengths) or "suffix" (any length); "corpus" (lookup
-        in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; "quantised"
-        (the target itself with its weights in fewer bits, reading the target's own keys and values); "hybrid"
-        (several of these, the one that promises most in each step); or a drafter of others: "package.module:Name" or the name
-        of an entry point. May be left out when another option says it.
+        in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; "head"
+        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); "quantised" (the target itself with its weights in
+        fewer bits, reading the target's own keys and values); "hybrid" (several of these, the one that promises most in each
+        step); or a drafter of others: "package.module:Name" or the name of an entry point. May be left out when another option
+        says it.
     drafters: of hybrid: a list of what `drafter_of` takes ("suffix", "corpus:INDEX", a model) or of dictionaries with these
         options. What is set beside the list holds for all to which it applies.
-    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model.
+    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model and head.
     num_speculative_tokens: drafts per step, 1..128 (default 5; suffix and corpus 24, prediction 16).
     num_prediction_tokens: drafts per step from the prediction of a request (default: num_speculative_tokens if given, else 16).
     prompt_lookup_max, prompt_lookup_min: longest and shortest match of ngram (default 4 and 2; one set, the other
@@ -189,10 +190,12 @@ class SpeculativeConfig:
             if named is None:
                 raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
             self._put("method", named)
+        if self.method == "eagle3":  # vLLM's name
+            self._put("method", "head")
         if self.method not in (*METHODS, *VLLM_METHODS) and foreign_method(self.method) is None:
             raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
-        if self.method == "draft_model" and not self.model:
-            raise ConfigError("method='draft_model' needs model=DRAFT: a directory, a GGUF file or a hub id")
+        if self.method in ("draft_model", "head") and not self.model:
+            raise ConfigError(f"method={self.method!r} needs model=DRAFT: a directory, a GGUF file or a hub id")
         if self.method == "corpus" and not self.corpus:
             raise ConfigError("method='corpus' needs corpus=PATH: an index made by headstart index build")
 
@@ -336,6 +339,7 @@ class SpeculativeConfig:
             return "the best of " + ", ".join(each._what() for each in self.drafters)  # type: ignore[union-attr]
         details = {
             "draft_model": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
+            "head": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
             "quantised": f" {self.quantization}, the target's own weights",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.runtime.runner import Runner
@@ -30,6 +31,7 @@ class DraftContext:
     hf_token: str | None
     note: Callable[[str], None]  # a line for the user at start-up
     load_target: Callable[[str], Any] | None = None  # the target once more, with its weights quantised to that type
+    target: Any = None  # the loaded target: its `config`, and `embed` of token ids
 
 
 class Drafter:
@@ -37,6 +39,7 @@ class Drafter:
 
     name: str = "drafter"  # its method; set by `draft.build`
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
+    hidden_layers: tuple[int, ...] = ()  # of the target: it wants to `see` what enters these; their number is what leaves the last
     asks: bool = False  # whether it asks `pays`, so that it may be given room for more drafts than it is likely to make
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
     prior: float = 0.7  # the chance of a draft to stand, before anything is known of it
@@ -58,6 +61,12 @@ class Drafter:
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
         raise NotImplementedError
+
+    def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
+        """Called between the pass and its commit where `hidden_layers` names any: the states of every chunk's rows.
+
+        states: for each chunk [count + drafts, len(hidden_layers) * hidden], of the positions from `seq.computed` on.
+        """
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         """Called after the commit of every step, with or without drafts."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headstart.core import rand
 from headstart.core.errors import ModelError
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.draft import head
 from headstart.draft.base import DraftContext, Drafter
-from headstart.ops.noise import pick, race
-from headstart.ops.sampling import law
+from headstart.models.head import is_head
+from headstart.ops.draw import draw, sureness
 from headstart.ops.shaping import shape
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
@@ -40,7 +40,7 @@ class Draft:
     most: int
     drawn: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)  # of all of them or of none
-    odds: list[float] = field(default_factory=list)  # the model's own probability of each
+    odds: list[float] = field(default_factory=list)  # how sure the model was of each
 
 
 class ModelDrafter(Drafter):
@@ -123,31 +123,19 @@ class ModelDrafter(Drafter):
         return self.pays is None or self.pays(draft.seq, draft.odds)
 
     def draw(self, draft: Draft, logits: Tensor) -> bool:
-        """Draw the next token from the logits [1, V] after those drawn before; False if there is none to draw.
-
-        The options of the sequence shape the draft's logits too: not for exactness, but so that more is accepted. The
-        law is drawn from and reported by the same tensor. In `match` mode the draft runs the target's own race
-        under its own law, so the two choose alike as often as the noise allows; the target's sample decides.
-        """
-        seq, params, i = draft.seq, draft.seq.params, len(draft.drawn)
-        logits = shape(logits, seq, draft.drawn)
-        if self.temperature is not None:
-            params = params.with_temperature(self.temperature)
-        if params.greedy or seq.params.greedy:
-            token = int(logits[-1].argmax())
-            draft.drawn.append(token)
-            if self.pays is not None:
-                draft.odds.append(float((logits[-1, token] - logits[-1].logsumexp(-1)).exp()))
-            return True
-        q = law(logits, params)
-        if seq.rule == "match":
-            token = race(q[0], seq.seed, len(seq.tokens) + i)
-        else:
-            token = pick(q[0], rand.uniform(seq.seed, rand.DRAFT, len(seq.tokens), i))
-            draft.laws.append(q)
-        draft.drawn.append(token)
-        draft.odds.append(float(q[0, token]))
+        """Draw the next token from the logits [1, V] after those drawn before; False if there is none to draw."""
+        logits = shape(logits, draft.seq, draft.drawn)
+        token, q = draw(logits, draft.seq, len(draft.drawn), self.temperature)
+        self.take(draft, token, q, logits)
         return True
+
+    def take(self, draft: Draft, token: int, q: Tensor | None, logits: Tensor) -> None:
+        """One more token of a draft, with the law it was drawn from."""
+        draft.drawn.append(token)
+        if q is not None:
+            draft.laws.append(q)
+        if self.pays is not None:
+            draft.odds.append(sureness(logits, q))
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.
@@ -163,6 +151,8 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     """Load the draft; where its ids mean something else than the target's, they are translated. Raises ModelError."""
     assert spec.model is not None
     checkpoint = open_checkpoint(spec.model, spec.revision, context.hf_token)
+    if is_head(checkpoint.config):
+        return head.build(spec, context)
     for line in checkpoint.notes:
         context.note(f"draft {line}")
     rows = checkpoint.config.get("vocab_size", 0)

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import Tensor
+
 from headstart import draft
 from headstart.core.pace import Offer, Pace
 from headstart.core.speculation import SpeculativeConfig
@@ -46,6 +48,7 @@ class HybridDrafter(Drafter):
         """pace: chooses lengths too; None: always as many as there are, and only whose is chosen."""
         self.members, self.adaptive, self.pace = list(members), pace is not None, pace or Pace()
         self.kv_bytes_per_token = sum(m.drafter.kv_bytes_per_token for m in members)
+        self.hidden_layers = tuple(dict.fromkeys(layer for m in members for layer in m.drafter.hidden_layers))
         self.free = all(m.drafter.free for m in members)
         self.models = {m.name for m in members if not m.drafter.free}
         self.asked: dict[int, int] = {}  # sequence -> drafts that a model was asked for in this step
@@ -135,6 +138,12 @@ class HybridDrafter(Drafter):
         if proposal.source in self.models:
             stopped = drafted == len(proposal.tokens) < self.asked.pop(seq.id, 0)
             self.pace.observe(seq.id, proposal.source, drafted, accepted, proposal.odds, stopped)
+
+    def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
+        for member in self.members:
+            if wanted := member.drafter.hidden_layers:
+                at = [self.hidden_layers.index(layer) for layer in wanted]
+                member.drafter.see(chunks, [s.unflatten(1, (len(self.hidden_layers), -1))[:, at].flatten(1) for s in states])
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         for member in self.members:

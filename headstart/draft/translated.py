@@ -19,9 +19,9 @@ from headstart.core.params import SamplingParams
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext
 from headstart.draft.draft_model import Draft, ModelDrafter
+from headstart.ops.draw import draw_within
 from headstart.ops.noise import pick
 from headstart.ops.sampling import law
-from headstart.ops.shaping import shape
 from headstart.runtime.runner import Model
 from headstart.runtime.tokenizer import real_vocab
 from headstart.runtime.translation import Translation
@@ -92,13 +92,11 @@ class TokenDrafter(_Translated):
         self.target_ids, self.own_ids = (torch.tensor(side, device=self.model.device) for side in zip(*pairs, strict=True))
 
     def draw(self, draft: Draft, logits: Tensor) -> bool:
-        ours = torch.full((len(logits), self.target_vocab), float("-inf"), dtype=logits.dtype, device=logits.device)
-        ours[:, self.target_ids] = logits[:, self.own_ids]
-        said = Draft(draft.seq, (), (), draft.most, self._said(draft), draft.laws, draft.odds)
-        if draft.seq.params.shapes and not bool((shape(ours, draft.seq, said.drawn) > float("-inf")).any()):
-            return False  # the options of the request leave nothing that both have
-        super().draw(said, ours)
-        draft.drawn.append(self.translation.same[said.drawn[-1]])
+        shared = logits[:, self.own_ids]
+        drawn = draw_within(shared, self.target_ids, self.target_vocab, draft.seq, self._said(draft), self.temperature)
+        if drawn is None:
+            return False
+        self.take(draft, self.translation.same[drawn[0]], drawn[1], shared)
         return True
 
     def _said(self, draft: Draft) -> list[int]:
@@ -113,13 +111,11 @@ class TextDrafter(_Translated):
     """Drafts text, which the target's tokenizer turns into drafts without a law."""
 
     def draw(self, draft: Draft, logits: Tensor) -> bool:
-        q = torch.softmax(logits[-1].double(), -1)
         token = int(logits[-1].argmax())
         if self.temperature:
             own = law(logits, SamplingParams(temperature=self.temperature))[0]
             token = pick(own, rand.uniform(draft.seq.seed, rand.DRAFT, len(draft.seq.tokens), len(draft.drawn)))
-        draft.drawn.append(token)
-        draft.odds.append(float(q[token]))
+        self.take(draft, token, None, logits)
         return token in self.translation.theirs
 
     def proposal(self, draft: Draft) -> Proposal:

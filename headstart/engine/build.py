@@ -48,6 +48,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
         hf_token=config.hf_token,
         note=notes.append,
         load_target=lambda quantization: load_model(checkpoint, dtype, device, quantization),
+        target=model,
     )
     drafter = draft.build(spec, context)
     blocks, max_len = _plan_memory(config, model, drafter, device, notes)

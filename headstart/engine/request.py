@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats, TokenTrace
 from headstart.core.params import SamplingParams
 from headstart.core.stopping import find_stop, held_back, stop_at
 from headstart.core.types import Sequence
@@ -35,6 +35,7 @@ class Completion:
         self._tail = ""  # the end of the text, long enough for a stop string
         self._keep = max((len(s) for s in self.stops), default=0)
         self.logprobs: list[dict[int, Logprob]] = []
+        self.traces: list[TokenTrace] | None = [] if seq.params.trace_drafts else None
         self.cumulative_logprob = 0.0
         speaks = tokenizer is not None and seq.params.detokenize
         self._text = Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens) if speaks else None
@@ -107,6 +108,7 @@ class Completion:
             token_texts=pieces,
             origins=list(self.origins),
             drafters=list(self.drafters),
+            traces=None if self.traces is None else list(self.traces),
         )
 
 

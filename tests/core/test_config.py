@@ -217,7 +217,7 @@ def test_unknown_names_point_to_the_nearest(make, wrong, right):
 def test_unknown_method_lists_what_there_is():
     """Methods of other engines are not silently dropped."""
     refused(lambda: SpeculativeConfig(method="medusa"), "medusa", "draft_model", "ngram")
-    refused(lambda: build(speculative_config={"method": "eagle3", "model": D}), "eagle3", "draft_model", "backend='vllm'")
+    refused(lambda: build(speculative_config={"method": "eagle", "model": D}), "eagle", "draft_model", "backend='vllm'")
     refused(lambda: build(speculative_config="ngram"), "speculative_config")
     refused(lambda: build(speculative_config={"num_speculative_tokens": 4}), "nothing drafts")
 
