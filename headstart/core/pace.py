@@ -267,7 +267,7 @@ class Pace:
     def goes_on(self, seq_id: int, drafter: str, odds: Seq[float]) -> bool:
         """Whether one more draft of a model raises tokens per second, after those whose own probabilities are `odds`."""
         own = self.runners.get(seq_id)
-        if own is None or self.curve.known < 2:
+        if own is None or self.curve.known < 2 or not odds:
             return True
         drafting = max(self.active, 1)
         idle, trust = len(self.runners) - drafting, self.trust.setdefault(drafter, Trust())
@@ -277,7 +277,8 @@ class Pace:
             stands *= trust(p)
             expected += stands
         now = (idle + drafting * expected) / (self.curve(idle + drafting * (1 + k)) + each * k)
-        more = drafting * stands * trust.mean
+        following = (trust(odds[-1]) + trust.mean) / 2  # nobody knows: between the last one and any
+        more = drafting * stands * following
         return more > now * (self.curve(idle + drafting * (2 + k)) - self.curve(idle + drafting * (1 + k)) + each)
 
     def _both(self, own: _Runner, kind: tuple[str, int]) -> tuple[Acceptance, Acceptance]:

@@ -229,7 +229,7 @@ class SpeculativeConfig:
             if name in given:
                 raise ConfigError(f"drafters: {name}={given[name]!r} holds for all of them: set it beside the list")
         kind = _kind(given.get("method", "draft_model" if "model" in given else "corpus" if "corpus" in given else "ngram"))
-        if kind in ("none", "hybrid"):
+        if kind in ("none", "hybrid", *VLLM_METHODS):
             raise ConfigError(f"drafters: {kind!r} cannot be one of several: leave it out")
         shared = {name: getattr(self, name) for name, owners in _OWNERS.items() if kind in owners}
         shared["num_speculative_tokens"] = self.num_speculative_tokens

@@ -11,11 +11,15 @@ from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter
 from headstart.draft.draft_model import ModelDrafter
-from headstart.runtime.runner import Runner
+from headstart.runtime.runner import Model, Runner
 
 
 class QuantisedDrafter(ModelDrafter):
     """Invariant: what lies in the target's cache below `seq.computed` was written by the target."""
+
+    def __init__(self, model: Model, vocab: int, max_len: int, max_rows: int, temperature: float | None) -> None:
+        super().__init__(model, vocab, max_len, max_rows, temperature)
+        self.kv_bytes_per_token = 0
 
     def attach(self, target: Runner) -> None:
         self.runner = Runner(self.model, 0, target.block_size, self.vocab, target.max_len)
@@ -23,7 +27,7 @@ class QuantisedDrafter(ModelDrafter):
         self.max_len = target.max_len
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
-        self.kv_bytes_per_token = 0
+        """Nothing: the target's own cache will do."""
 
     def serves(self, seq: Sequence) -> bool:
         return seq.computed == len(seq.tokens) - 1  # the last token is all that the cache lacks; not so while a prompt is read
@@ -38,7 +42,5 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
         raise ModelError("method='quantised' needs the native engine: the target's weights are read once more from its checkpoint")
     assert spec.quantization is not None  # filled by SpeculativeConfig
     model = context.load_target(spec.quantization)
-    drafter = QuantisedDrafter(model, context.vocab, model.config.max_len, context.max_rows, spec.draft_temperature)
-    drafter.kv_bytes_per_token = 0
     context.note(f"draft: the target's weights in {spec.quantization}, {model.weight_bytes / 2**20:.0f} MiB")
-    return drafter
+    return QuantisedDrafter(model, context.vocab, model.config.max_len, context.max_rows, spec.draft_temperature)

@@ -261,6 +261,7 @@ SAMPLING = {
     "verify": ["", "typical", True, 1],
     "drafter": ["", True, 1],
     "prediction": ["", (), 5, True, b"ab", [-1], [1.0], [True], ["1"], [None]],
+    "trace_drafts": [1, 0, None, "yes"],
 }
 SPECULATIVE = {
     "method": ["", "medusa", True, 1],
