@@ -23,6 +23,7 @@ from headstart.draft.base import Drafter, LookupDrafter
 from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
 from headstart.draft.head import HeadDrafter
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
 from headstart.draft.suffix import SuffixDrafter
@@ -182,7 +183,21 @@ def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> S
     return replace(params, prediction=answer)
 
 
-DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "head", "small-head")
+DRAFTERS = (
+    "none",
+    "ngram",
+    "suffix",
+    "corpus",
+    "prediction",
+    "model",
+    "greedy-model",
+    "self",
+    "adversary",
+    "wrong",
+    "head",
+    "small-head",
+    "hybrid",
+)
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -197,6 +212,9 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return CorpusDrafter(corpus(target.vocab, target.seed, target.local, target.whole), SuffixDrafter(4.0, 0.1))
     if kind == "prediction":
         return Behind()
+    if kind == "hybrid":
+        members = {name: make_drafter(name, target, max_len, max_rows) for name in ("suffix", "wrong", "model", "adversary")}
+        return HybridDrafter([Member(name, each, 3 + i) for i, (name, each) in enumerate(members.items())])
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
     if kind in ("head", "small-head"):

@@ -75,7 +75,7 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
-        pace=Pace(drafter.free) if spec.adaptive else None,
+        pace=Pace() if spec.adaptive else None,
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,
