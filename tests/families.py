@@ -172,8 +172,8 @@ def _dense(module, query, key, value, mask, scaling=None, softcap=None, **_):
     return (torch.softmax(scores, -1) @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
-    return load_model(open_checkpoint(str(folder)), dtype, CPU)
+def load(folder: Path, dtype: torch.dtype = torch.float64, quantization: str | None = None) -> Any:
+    return load_model(open_checkpoint(str(folder)), dtype, CPU, quantization)
 
 
 def runner(model: Any) -> Runner:

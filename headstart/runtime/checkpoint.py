@@ -88,7 +88,8 @@ def open_checkpoint(model: str, revision: str | None = None, token: str | None =
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
     note = f"{path.name}: GGUF weights ({file.quantisation}) are dequantised, and what runs is the dequantised model"
-    return Checkpoint(path, file.config(), file.eos_ids(), file.tensor, file.names(), file, [note])
+    config = file.config()
+    return Checkpoint(path, config, _within(file.eos_ids(), config, path), file.tensor, file.names(), file, [note])
 
 
 def _open_safetensors(path: Path) -> Checkpoint:
@@ -157,7 +158,15 @@ def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
     ids = eos if isinstance(eos, list) else [eos]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ModelError(f"{path}: eos_token_id={eos!r} in its config must be an id or a list of them")
-    return list(ids)
+    return _within(list(ids), config, path)
+
+
+def _within(eos: list[int], config: dict[str, Any], path: Path) -> list[int]:
+    """The ids, if the vocabulary has them: an end that cannot come would be no end. Raises ModelError."""
+    rows = config.get("vocab_size")
+    if isinstance(rows, int) and (bad := [i for i in eos if not 0 <= i < rows]):
+        raise ModelError(f"{path}: end-of-text id {bad[0]} is not one of its {rows} ids: fetch it again")
+    return eos
 
 
 def _read_json(path: Path) -> dict[str, Any]:

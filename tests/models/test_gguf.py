@@ -92,10 +92,18 @@ def test_a_directory_with_one_gguf_file(tmp_path):
         open_checkpoint(str(tmp_path))
 
 
-@pytest.mark.parametrize(("options", "ids"), [({}, [2]), ({"eot": 0}, [2, 0]), ({"eot": 2}, [2]), ({"drop": ("eos",)}, [])])
+@pytest.mark.parametrize(
+    ("options", "ids"), [({}, [2]), ({"eot": 0}, [2, 0]), ({"eot": 2}, [2]), ({"drop": ("eos",)}, []), ({"eot": 0xFFFFFFFF}, [2])]
+)
 def test_eos_ids(tmp_path, options, ids):
     tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), **options)
     assert open_checkpoint(str(tmp_path / "m.gguf")).eos_ids == ids
+
+
+def test_an_end_of_text_that_is_no_id_is_refused(tmp_path):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), eot=VOCAB)
+    with pytest.raises(ModelError, match=f"end-of-text id {VOCAB}"):
+        open_checkpoint(str(tmp_path / "m.gguf"))
 
 
 # The tokenizer
@@ -218,10 +226,22 @@ def test_unsupported_architecture(tmp_path):
         open_checkpoint(str(tmp_path / "m.gguf"))
 
 
-def test_scaled_rope_is_refused(tmp_path):
-    """Llama 3's frequencies come as a tensor that this reader does not apply."""
-    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), extra={"rope_freqs.weight": np.ones(4, np.float32)})
-    with pytest.raises(ModelError, match="rotary"):
+@pytest.mark.parametrize("kind", ["tensor", "linear", "yarn"])
+def test_scaled_rope(tmp_path, kind):
+    """Llama 3's stretching comes as a tensor of factors; other scalings as metadata."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    rope = yarn if kind == "yarn" else {"rope_type": "linear", "factor": 2.0}
+    model = tiny.llama_model(vocab=VOCAB, rope={**rope, "rope_theta": 1e4})
+    factors = {"rope_freqs.weight": np.full(4, 2.0, np.float32)} if kind == "tensor" else None
+    scaling = None if kind == "tensor" else (kind, 2.0, 64)
+    tiny.write_gguf(tmp_path / "m.gguf", model, extra=factors, scaling=scaling)
+    torch.testing.assert_close(logits(load(tmp_path / "m.gguf")), tiny.logits_of(model, TEXT), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("field", "value"), [("rope_dimension_count", 4), ("value_length", 4)])
+def test_shapes_of_heads_that_are_not_computed_are_refused(tmp_path, field, value):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={field: value})
+    with pytest.raises(ModelError, match=r"rope.dimension_count|values of"):
         open_checkpoint(str(tmp_path / "m.gguf"))
 
 
@@ -229,7 +249,7 @@ def test_tensors_nobody_would_apply_are_refused(tmp_path):
     """Biases and extra norms belong to the model: leaving them out would be another model, silently."""
     tiny.write_gguf(tmp_path / "bias.gguf", tiny.llama_model(vocab=VOCAB, bias=True))
     tiny.write_gguf(tmp_path / "norm.gguf", tiny.llama_model(vocab=VOCAB), extra={"blk.0.attn_q_norm.weight": np.ones(8, np.float32)})
-    for name, tensor in (("bias", "q_proj.bias"), ("norm", "attn_q_norm")):
+    for name, tensor in (("bias", "q_proj.bias"), ("norm", "self_attn.q_norm")):
         with pytest.raises(ModelError, match=tensor):
             open_all(tmp_path / f"{name}.gguf")
 
