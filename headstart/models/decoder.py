@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstart.core.errors import ModelError
+from headstart.core.memory import grouped
 from headstart.ops.attention import Batch, KVCache, attend
 from headstart.ops.linear import Linear, pack
 from headstart.ops.quant import Quantised, Weight, embed, join
@@ -185,19 +186,33 @@ class Decoder:
 
     @property
     def _layer_bytes(self) -> int:
-        return 2 * self.config.kv_heads * self.config.head_dim * self.dtype.itemsize
+        return grouped(self.config.kv_heads, self.config.head_dim) * self.dtype.itemsize
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings [R, hidden] of tokens [R]."""
+        x, scale = embed(tokens, self.embedding, self.dtype), self.config.embedding_scale
+        if scale == 1.0:
+            return x
+        return x * torch.tensor(scale, dtype=torch.float32, device=self.device).to(self.dtype)  # rounded as in transformers
+
+    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor] | None = None) -> Tensor:
+        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows.
+
+        taps: for each of its keys i the hidden states [R, hidden] that enter layer i are put there; those that leave the last
+        layer are number `layers`.
+        """
         c = self.config
-        x = embed(batch.tokens, self.embedding, self.dtype)  # [R, hidden]
-        if c.embedding_scale != 1.0:
-            x = x * torch.tensor(c.embedding_scale, dtype=torch.float32, device=self.device).to(self.dtype)  # rounded as in transformers
+        taps = {} if taps is None else taps
+        x = self.embed(batch.tokens)  # [R, hidden]
         turns = self._turns(batch.positions)
         for i, layer in enumerate(self.layers):
+            if i in taps:
+                taps[i] = x
             x = self._add(x, self._attention(i, layer, self._norm(x, layer.input_norm), batch, cache, turns), layer.attn_norm)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
             x = self._add(x, layer.down(self.activation(gate) * up), layer.down_norm)
+        if c.layers in taps:
+            taps[c.layers] = x
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         logits = self.head(self._norm(x, self.norm))

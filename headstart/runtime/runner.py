@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -29,15 +29,67 @@ class Model(Protocol):
     def forward(self, batch: Batch, cache: KVCache) -> Tensor: ...
 
 
+class Tapped(Protocol):
+    """A model that shows its hidden states, for drafters that read them."""
+
+    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor]) -> Tensor: ...
+
+
 @dataclass
 class Feed:
-    """Tokens of one sequence at positions start.. that go through the model, and how many trailing rows need logits."""
+    """Tokens of one sequence at positions start.. that go through the model, and how many trailing rows need logits.
+
+    first: the first position whose key is seen; what came before it was never written.
+    """
 
     tokens: Seq[int]
     start: int
     table: Seq[int]
     logits: int = 0
+    first: int = 0
     local: Seq[int] = ()  # the table of sliding layers, where the runner has blocks of their own for them
+
+
+def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """What sequences feed, as one pass through layers that see all keys."""
+    tokens = [t for f in feeds for t in f.tokens]
+    positions = [p for f in feeds for p in range(f.start, f.start + len(f.tokens))]
+    wanted: list[int] = []
+    end = 0
+    for f in feeds:
+        end += len(f.tokens)
+        wanted.extend(range(end - f.logits, end))
+    slots, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
+    return Batch(
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        slots=slots,
+        spans=spans,
+        logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=device),
+    )
+
+
+def _places(
+    feeds: Seq[Feed],
+    tables: Seq[Seq[int]],
+    firsts: Seq[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
+) -> tuple[Tensor, list[Span]]:
+    """The slots that new keys go to, and where those lie that each feed may see, from its first position on."""
+    slots: list[Tensor] = []
+    spans: list[Span] = []
+    row = 0
+    for f, table, first in zip(feeds, tables, firsts, strict=True):
+        rows, stop = len(f.tokens), f.start + len(f.tokens)
+        keys = slot_range(table, block_size, first, stop, device)
+        new = torch.arange(keys.stop - rows, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start - first :]
+        slots.append(new)
+        spans.append(Span(slice(row, row + rows), stop - first, keys, causal_mask(rows, stop - first, dtype, device, window)))
+        row += rows
+    return slots[0] if len(slots) == 1 else torch.cat(slots), spans
 
 
 class Runner:
@@ -57,42 +109,27 @@ class Runner:
 
         Rows of padding in the vocabulary are cut off here, so they can be neither proposed nor emitted.
         """
+        return self._per_feed(self.model.forward(self._batch(feeds), self.cache), feeds)
+
+    @torch.inference_mode()
+    def forward_with_states(self, feeds: Seq[Feed], layers: Seq[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """`forward`, and for each feed the hidden states [rows, len(layers) * hidden] that enter these layers."""
+        taps = dict.fromkeys(layers, torch.empty(0))
+        logits = cast(Tapped, self.model).forward(self._batch(feeds), self.cache, taps)
+        states = torch.cat([taps[i] for i in layers], -1).split([len(f.tokens) for f in feeds])
+        return self._per_feed(logits, feeds), list(states)
+
+    def _batch(self, feeds: Seq[Feed]) -> Batch:
         model = self.model
-        tokens = [t for f in feeds for t in f.tokens]
-        positions = [p for f in feeds for p in range(f.start, f.start + len(f.tokens))]
-        wanted: list[int] = []
-        end = 0
-        for f in feeds:
-            end += len(f.tokens)
-            wanted.extend(range(end - f.logits, end))
-        everything = self._layout(feeds, None)
-        batch = Batch(
-            tokens=torch.tensor(tokens, device=model.device),
-            positions=torch.tensor(positions, device=model.device),
-            slots=everything.slots,
-            spans=everything.spans,
-            logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=model.device),
-            local=None if model.window is None else self._layout(feeds, model.window),
-        )
-        logits = model.forward(batch, self.cache)[:, : self.vocab]
+        batch = lay_out(feeds, self.block_size, model.dtype, model.device)
+        if (window := model.window) is not None:
+            tables = [f.local if self.own_local else f.table for f in feeds]
+            firsts = [max(0, f.start - window + 1) for f in feeds]
+            batch.local = Layout(*_places(feeds, tables, firsts, self.block_size, model.dtype, model.device, window))
+        return batch
+
+    def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
+        logits = logits[:, : self.vocab]
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         return list(logits.split([f.logits for f in feeds]))
-
-    def _layout(self, feeds: Seq[Feed], window: int | None) -> Layout:
-        """Where the keys of these feeds go, and where those lie that each may see: all of them, or a window's."""
-        size, device = self.block_size, self.model.device
-        slots: list[Tensor] = []
-        spans: list[Span] = []
-        row = 0
-        for f in feeds:
-            rows, stop = len(f.tokens), f.start + len(f.tokens)
-            first = 0 if window is None else max(0, f.start - window + 1)
-            table = f.local if window is not None and self.own_local else f.table
-            keys = slot_range(table, size, first, stop, device)
-            new = torch.arange(keys.stop - rows, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start - first :]
-            slots.append(new)
-            mask = causal_mask(rows, stop - first, self.model.dtype, device, window)
-            spans.append(Span(slice(row, row + rows), stop - first, keys, mask))
-            row += rows
-        return Layout(slots[0] if len(slots) == 1 else torch.cat(slots), spans)
