@@ -44,13 +44,16 @@ class GGUFFile:
     def names(self) -> list[str]:
         return list(self._tensors)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, in numbers."""
+        return {name: stored.numbers for name, stored in self._tensors.items()}
+
     def config(self) -> dict[str, Any]:
         """The model's config as a config.json would hold it."""
         get = lambda key, default=None: self.field(f"{self.architecture}.{key}", default)  # noqa: E731
-        shapes = {name: stored.shape for name, stored in self._tensors.items()}
         factors = {name: self._numbers(stored).tolist() for name, stored in self._rope.items()}
         vocab = len(self.field("tokenizer.ggml.tokens", ())) or get("vocab_size")
-        return {"vocab_size": vocab, **read_config(self._kind, get, shapes, factors, self.path.name)}
+        return {"vocab_size": vocab, **read_config(self._kind, get, set(self._tensors), factors, self.path.name)}
 
     def eos_ids(self) -> list[int]:
         """Every id that ends a turn, from the tokenizer's metadata; -1 stands for none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,12 +119,10 @@ def architecture_of(name: Any, file: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def read_config(
-    kind: Architecture, get: Get, tensors: Mapping[str, tuple[int, ...]], factors: Mapping[str, list[float]], file: str
-) -> dict[str, Any]:
+def read_config(kind: Architecture, get: Get, tensors: Collection[str], factors: Mapping[str, list[float]], file: str) -> dict[str, Any]:
     """A config as config.json would hold it.
 
-    get: a metadata value of the architecture by its name, or a default. tensors: shapes by Hugging Face's names. factors: the numbers
+    get: a metadata value of the architecture by its name, or a default. tensors: their names in Hugging Face's words. factors: the numbers
     of `ROPE_TENSORS` that the file has. Raises ModelError when something is missing or cannot be computed here.
     """
     for key in _REQUIRED:

@@ -23,12 +23,13 @@ _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64}  # types of t
 
 
 class Stored(NamedTuple):
-    """A tensor in the file: its type in the library's words, and its bytes as an array."""
+    """A tensor in the file: its type in the library's words, its bytes as an array, and how many numbers they are."""
 
     kind: Any
     shape: tuple[int, ...]
     dtype: Any
     offset: int
+    numbers: tuple[int, ...]
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -78,7 +79,7 @@ class _Header:
         shape = (*dims[:-1], dims[-1] // count * size // dtype.itemsize)
         if offset + int(np.prod(shape, dtype=object)) * dtype.itemsize > len(self.data):
             raise ValueError("it ends before its tensors do")
-        return Stored(known, shape, dtype, offset)
+        return Stored(known, shape, dtype, offset, tuple(dims))
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

@@ -82,6 +82,7 @@ class HFDecoder:
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> None:
         self.dtype, self.device = dtype, device
         self._now: tuple[Batch, KVCache] | None = None
+        self.module: Any
         self.module, config = _load(folder, dtype)
         self.module.to(device)
         weights = {id(p): p for p in self.module.parameters()}.values()
@@ -94,7 +95,7 @@ class HFDecoder:
             self._kept: dict[int, _Kept] = {}
             self._exchange_attention()
             self._first_pass(ids)
-            windows = {k.window for k in self._kept.values()} - {None}
+            windows = {k.window for k in self._kept.values() if k.window is not None}
             if len(windows) > 1:
                 raise ModelError(f"{folder}: its layers have windows of {sorted(windows)} tokens, one width is supported")
             self.window = windows.pop() if windows else None
@@ -225,7 +226,8 @@ def _attention(
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The module and its config. Raises ModelError for what cannot run here, and for files that do not fit."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+    from transformers import AutoModelForCausalLM as Auto
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -234,8 +236,10 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     why = refusal(config)
     if why is not None:
         raise ModelError(f"{folder}: model_type {config.model_type!r} is not supported: {why}")
+    # The grouped products of experts know no float64, and round rows differently in passes of other widths.
+    config._experts_implementation = "eager"
     try:
-        module, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = Auto.from_pretrained(
             str(folder),
             config=config,
             dtype=dtype,
@@ -247,6 +251,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         )
     except Exception as e:
         raise ModelError(f"{folder}: transformers cannot load it ({type(e).__name__}: {first_line(e)})") from None
+    module, info = loaded
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := info.get(what):
             first = sorted(str(n) for n in names)[0]

@@ -38,6 +38,10 @@ class Checkpoint:
     gguf: GGUFFile | None = None
     notes: list[str] = field(default_factory=list)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, from the headers of the files."""
+        return self.gguf.shapes() if self.gguf else _stored_shapes(self.path)
+
     def quantised(self, name: str, kind: str, device: torch.device) -> Weight:
         """A matrix in "int8" or "int4" on the device, as stored where it is stored so; a vector in fp32. Raises ModelError."""
         blocks = self.gguf.blocks(name, kind) if self.gguf is not None else None
@@ -141,6 +145,16 @@ def _tensor_files(path: Path) -> dict[str, Path]:
         except (SafetensorError, OSError, ValueError) as e:
             raise ModelError(f"{file} is broken or truncated ({e}): fetch it again") from None
     return where
+
+
+def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(set(_tensor_files(path).values())):
+        with safe_open(file, framework="pt") as f:
+            shapes |= {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118 - not a dict
+    return shapes
 
 
 def _inside(file: str) -> bool:

@@ -147,6 +147,78 @@ def test_text_survives(tmp_path):
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
+SENTENCES = ("▁the", "▁cat", "the", "▁▁", "▁", "th", "at", "猫", "▁th", "▁c", "ca", "cat", "t", "h", "e", "c", "a", "s", "\n")
+
+
+def sentencepiece(architecture: str) -> tuple[list[str], list[float], list[int]]:
+    """A vocabulary of SentencePiece's kind: control tokens, bytes, pieces; scores as its trainer gives them, falling."""
+    control = ["<unk>", "<s>", "</s>"]
+    whole = ["<turn>"]
+    tokens = control + whole + [f"<0x{b:02X}>" for b in range(256)]
+    pieces = ["  " if p == "▁▁" and architecture == "gemma3" else p for p in SENTENCES]
+    types = [2, 3, 3] + [4] + [6] * 256 + [1] * len(pieces)
+    return tokens + pieces, [0.0] * len(tokens) + [-float(i) for i in range(len(pieces))], types
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_sentencepiece_equals_the_conversion_of_transformers(tmp_path, architecture):
+    """Spaces before words, bytes of what the vocabulary lacks, and merges that only the scores imply."""
+    import gguf
+    from transformers import AutoTokenizer
+
+    tokens, scores, types = sentencepiece(architecture)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(architecture != "gemma3")
+    writer.add_chat_template(tiny.CHAT_TEMPLATE)
+    for add, value in (
+        (writer.add_block_count, 1),
+        (writer.add_embedding_length, 8),
+        (writer.add_head_count, 1),
+        (writer.add_context_length, 8),
+    ):
+        add(value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_feed_forward_length(8)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+    ours = GGUFFile(tmp_path / "m.gguf").tokenizer()
+    texts = [*CORPUS, "the cat  the\n<turn>the cat</s>猫 cat", " cat", "cat  "]
+    for text in texts:
+        assert ours.encode(text) == theirs.encode(text), text
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "tekken", "gpt-2"])
+def test_other_ways_to_part_a_text(tmp_path, pre):
+    """As transformers' conversion has it, but for what that forgets (docstring of gguf_tokenizer): whole words of Llama 3 and Tekken."""
+    from transformers import AutoTokenizer
+
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={"tokenizer_pre": pre})
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+    theirs.backend_tokenizer.model.ignore_merges = pre in ("llama-bpe", "tekken")
+    ours = GGUFFile(tmp_path / "m.gguf").tokenizer()
+    for text in [*CORPUS, "it's WE'LL 12345 a_b\r\n\r\n  x"]:
+        assert ours.encode(text) == theirs.encode(text), text
+
+
+def test_an_unknown_way_to_part_a_text_is_refused(tmp_path):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={"tokenizer_pre": "qwen9"})
+    with pytest.raises(ModelError, match=r"qwen9.*qwen2"):
+        GGUFFile(tmp_path / "m.gguf").tokenizer()
+
+
 @pytest.mark.real
 def test_the_demo_tokenizer_equals_the_conversion_of_transformers(real_file):
     from tokenizers import Regex, pre_tokenizers

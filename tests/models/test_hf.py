@@ -67,7 +67,6 @@ def test_in_bfloat16_and_quantised(tmp_path):
         ("mamba", "recurrent"),
         ("qwen3_next", "recurrent"),
         ("t5", "encoder-decoder"),
-        ("bert", "layer|attention|causal|later"),
         ("nonsense", "transformers knows"),
     ],
 )
