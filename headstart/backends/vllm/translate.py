@@ -35,7 +35,8 @@ _ENGINE = {
     "logprobs_mode": "logprobs_mode",
     "max_logprobs": "max_logprobs",
 }
-# What is set by translation, and where the user sets it instead.
+# vLLM's names that translation sets, and where the user sets them; some always, the others only when the user does.
+_ALWAYS = ("model", "dtype", "speculative_config")
 _OURS = {**{theirs: ours for ours, theirs in _ENGINE.items()}, "model": "model", "dtype": "dtype"}
 _OURS |= dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), "speculative_config")
 
@@ -50,8 +51,9 @@ _SAMPLING = (
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs. Raises ConfigError when backend_options repeat what has a name here."""
     for name in config.backend_options:
-        if name in _OURS:
-            raise ConfigError(f"backend_options[{name!r}]: write {_OURS[name]}=... instead, as for every backend")
+        ours = _OURS.get(name)
+        if ours in (*_ALWAYS, *config.given):
+            raise ConfigError(f"backend_options[{name!r}]: write {ours}=... instead, as for every backend")
     out: dict[str, Any] = {"model": config.model, "dtype": config.dtype}
     out |= {theirs: getattr(config, ours) for ours, theirs in _ENGINE.items() if ours in config.given and getattr(config, ours) is not None}
     # Grammars mean the same on both backends: the same library reads them.
