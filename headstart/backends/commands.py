@@ -112,7 +112,7 @@ def _sglang_drafts(spec: SpeculativeConfig) -> list[str]:
         bounds = ["--speculative-ngram-min-match-window-size", str(spec.prompt_lookup_min)]
         bounds += ["--speculative-ngram-max-match-window-size", str(spec.prompt_lookup_max)]
         return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", k, *bounds]
-    algorithm = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}.get(str(spec.method))
+    algorithm = {"draft_model": "STANDALONE", "eagle": "EAGLE", "head": "EAGLE3", "mtp": "NEXTN"}.get(str(spec.method))
     if algorithm is None:
         raise ConfigError(f"it has no drafts by {spec.method}: use ngram or a draft model")
     words = ["--speculative-algorithm", algorithm, *_given(("--speculative-draft-model-path", spec.model))]

@@ -136,7 +136,7 @@ class FormOptions:
     def check(self) -> None:
         """Fail before the run, not after it. Raises ConfigError."""
         if self.plot is not None:
-            from headstart.bench.picture import check
+            from headstart.forms.picture import check
 
             check(self.plot)
         if self.out is not None:
@@ -166,7 +166,7 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
     from headstart.bench.arms import make_arms
     from headstart.bench.report import measure_all
     from headstart.bench.summary import found_notes
-    from headstart.bench.table import Progress
+    from headstart.forms.table import Progress
 
     made = make_arms(llm, configs, synthetic, arms.verify)
     if not form.quiet and not form.json:
@@ -180,7 +180,7 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
 def _elsewhere(model: ModelOptions, arms: ArmOptions, work: WorkOptions, plan: Plan, form: FormOptions, configs: Any) -> dict[str, Any]:
     """On another backend: each arm in an engine of its own. Raises ConfigError on what can be measured in this process only."""
     from headstart.bench.elsewhere import make_arms, measure_all
-    from headstart.bench.table import Progress
+    from headstart.forms.table import Progress
 
     where = f"with --backend {model.backend}"
     if arms.synthetic_acceptance:
@@ -217,9 +217,11 @@ def _give(found: dict[str, Any], form: FormOptions) -> None:
         (folder / "bench.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (folder / "bench.html").write_text(page(found), encoding="utf-8")
     if form.plot is not None:
-        from headstart.bench.picture import draw
+        from headstart.bench.charts import charts
+        from headstart.bench.sheets import headline
+        from headstart.forms.picture import draw
 
-        draw(found, form.plot)
+        draw(charts(found), headline(found), form.plot)
     if form.json:
         write(found)
     else:

@@ -31,6 +31,7 @@ class ModelOptions:
     tokenizer: Annotated[str | None, Option(help="Tokenizer, when not the model's own.", metavar="PATH|ID")] = None
     revision: Annotated[str | None, Option(help="Revision of the model on the hub.")] = None
     dtype: Annotated[str, Option(help="auto, bfloat16, float16, float32 or float64.", metavar="TYPE")] = "auto"
+    quantization: Annotated[str | None, Option(help="int8 or int4: quantise the target's weights at load.", metavar="TYPE")] = None
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.", metavar="DEVICE")] = "auto"
     max_model_len: Annotated[int | None, Option(help="Context limit in tokens. Default: the model's own.", metavar="N")] = None
     max_num_seqs: Annotated[int | None, Option(help="Sequences that run at once.", metavar="N")] = None
@@ -55,8 +56,9 @@ class ModelOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of LLM: only what was given."""
-        names = ["tokenizer", "revision", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory"]
-        names += ["gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "vllm_python"]
+        limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "gpu_memory_utilization")
+        elsewhere = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "vllm_python")
+        names = ("tokenizer", "revision", "quantization", *limits, *elsewhere)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.backend_option:
             given["backend_options"] = dict(_option(text) for text in self.backend_option)

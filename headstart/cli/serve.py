@@ -74,8 +74,9 @@ def serve(
         raise Exit(0)
     _require_extra()
     from headstart.core.config import parse_bytes
+    from headstart.server.limits import Limits
     from headstart.server.run import serve as run
-    from headstart.server.settings import Limits, Settings
+    from headstart.server.settings import Settings
 
     settings = Settings(
         host=host,

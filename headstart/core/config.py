@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, put_once, text
+from headstart.core.checks import flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.speculation import SpeculativeConfig
 
@@ -60,7 +60,6 @@ _FOREIGN_OK: dict[str, tuple[tuple[Any, ...], str]] = {
     "trust_remote_code": ((False,), "code shipped with a checkpoint is never run"),
     "enforce_eager": ((True, False), ""),
     "disable_log_stats": ((True, False), ""),
-    "quantization": ((None,), "weights are used as the checkpoint stores them; GGUF is dequantised at load"),
 }
 
 
@@ -71,6 +70,7 @@ class EngineConfig:
 
     model, tokenizer: directory, GGUF file or hub id; tokenizer None takes the model's.
     dtype: "auto" is bfloat16 where this processor computes in it, else float32; or a name of `DTYPES`.
+    quantization: "int8" or "int4" to quantise the target's weights at load; None for the checkpoint's numbers in `dtype`.
     max_model_len: context limit in tokens, None for the model's own.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: rows of one pass, prefill and drafts included.
     block_size: tokens per KV block. kv_cache_memory: bytes (or "2GiB") for KV, target and draft together.
@@ -88,6 +88,7 @@ class EngineConfig:
     model: str
     tokenizer: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -119,6 +120,7 @@ class EngineConfig:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r} is not available: {nearest(dtype, DTYPES)}")
         object.__setattr__(self, "dtype", dtype)
+        quantization("quantization", self.quantization)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
         integer("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
@@ -180,7 +182,7 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
         elif name in ("kv_cache_memory_bytes", "kv_cache_memory"):
             if value is not None:
                 put_once(out, "kv_cache_memory", value, name)
-        elif name in _FOREIGN_OK and backend == "vllm" and name != "trust_remote_code":
+        elif name in (*_FOREIGN_OK, "quantization") and backend == "vllm" and name != "trust_remote_code":
             handed[name] = value
         elif name in _FOREIGN_OK:
             allowed, why = _FOREIGN_OK[name]

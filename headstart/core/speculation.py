@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, put_once, text
+from headstart.core.checks import flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.params import VERIFY_RULES, SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
@@ -17,8 +17,8 @@ DEFAULT_PREDICTION_DRAFTS = 16
 DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model")
-VLLM_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
+METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head")
+VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
 # Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
 _REFUSED = {
@@ -26,23 +26,23 @@ _REFUSED = {
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
     "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
-    "quantization": "not available: the draft is loaded as its checkpoint is stored",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
 # Further keys that vLLM knows and that have no counterpart here; "arctic" chooses its own suffix method over ours.
 _VLLM_KEYS = (
     *_REFUSED,
-    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
     *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
-_WITH_CHECKPOINT = ("draft_model", *VLLM_METHODS)
+CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
-    "model": _WITH_CHECKPOINT,
-    "revision": _WITH_CHECKPOINT,
-    "max_model_len": _WITH_CHECKPOINT,
-    "draft_temperature": _WITH_CHECKPOINT,
+    "model": CHECKPOINT_METHODS,
+    "revision": CHECKPOINT_METHODS,
+    "quantization": CHECKPOINT_METHODS,
+    "max_model_len": CHECKPOINT_METHODS,
+    "draft_temperature": CHECKPOINT_METHODS,
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "corpus": ("corpus",),
@@ -69,9 +69,10 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     method: "none"; lookup in the request's own text: "ngram" (n-grams of fixed lengths) or "suffix" (any length); "corpus" (lookup
-        in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; or a
-        drafter of others: "package.module:Name" or the name of an entry point. May be left out when another option says it.
-    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model.
+        in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; "head"
+        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); or a drafter of others: "package.module:Name" or
+        the name of an entry point. May be left out when another option says it.
+    model: the draft checkpoint (directory, GGUF file or hub id), for draft_model and head.
     num_speculative_tokens: drafts per step, 1..128 (default 5; suffix and corpus 24, prediction 16).
     num_prediction_tokens: drafts per step from the prediction of a request (default: num_speculative_tokens if given, else 16).
     prompt_lookup_max, prompt_lookup_min: longest and shortest match of ngram (default 4 and 2; one set, the other
@@ -88,7 +89,7 @@ class SpeculativeConfig:
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub.
+    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
     options: a dictionary for a drafter of others.
     backend_options: keys of vLLM's speculative_config without a counterpart here, for backend="vllm"; its methods VLLM_METHODS too.
 
@@ -112,6 +113,7 @@ class SpeculativeConfig:
     draft_temperature: float | None = None
     max_model_len: int | None = None
     revision: str | None = None
+    quantization: str | None = None
     options: Mapping[str, Any] | None = None
     backend_options: Mapping[str, Any] | None = None
 
@@ -134,6 +136,7 @@ class SpeculativeConfig:
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        quantization("quantization", self.quantization)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
         for name in ("options", "backend_options"):
@@ -168,10 +171,12 @@ class SpeculativeConfig:
             if named is None:
                 raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
             self._put("method", named)
+        if self.method == "eagle3":  # vLLM's name
+            self._put("method", "head")
         if self.method not in (*METHODS, *VLLM_METHODS) and foreign_method(self.method) is None:
             raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
-        if self.method == "draft_model" and not self.model:
-            raise ConfigError("method='draft_model' needs model=DRAFT: a directory, a GGUF file or a hub id")
+        if self.method in ("draft_model", "head") and not self.model:
+            raise ConfigError(f"method={self.method!r} needs model=DRAFT: a directory, a GGUF file or a hub id")
         if self.method == "corpus" and not self.corpus:
             raise ConfigError("method='corpus' needs corpus=PATH: an index made by headstart index build")
 
@@ -270,7 +275,8 @@ class SpeculativeConfig:
         if self.method == "none":
             return "speculation: off"
         details = {
-            "draft_model": f" {self.model}",
+            "draft_model": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
+            "head": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
             "suffix": " (shared between requests)" if self.shared else "",

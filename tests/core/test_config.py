@@ -218,7 +218,7 @@ def test_unknown_names_point_to_the_nearest(make, wrong, right):
 def test_unknown_method_lists_what_there_is():
     """Methods of other engines are not silently dropped."""
     refused(lambda: SpeculativeConfig(method="medusa"), "medusa", "draft_model", "ngram")
-    refused(lambda: build(speculative_config={"method": "eagle3", "model": D}), "eagle3", "draft_model", "backend='vllm'")
+    refused(lambda: build(speculative_config={"method": "eagle", "model": D}), "eagle", "draft_model", "backend='vllm'")
     refused(lambda: build(speculative_config="ngram"), "speculative_config")
     refused(lambda: build(speculative_config={"num_speculative_tokens": 4}), "nothing drafts")
 
@@ -280,6 +280,7 @@ SPECULATIVE = {
     "draft_temperature": [-0.1, 1e5, True, "0.7"],
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],
+    "quantization": ["", "fp8", "INT8", 8, True],
     "options": ["a", [("a", 1)], 1, True],
     "backend_options": ["a", [("a", 1)], 1, True],
 }
@@ -287,6 +288,7 @@ ENGINE = {
     "model": ["", None, True, 1],
     "tokenizer": ["", True, 1],
     "dtype": ["", "int8", None, True],
+    "quantization": ["", "fp8", "INT8", 8, True],
     "max_model_len": [0, -1, 1.0, True],
     "max_num_seqs": [0, -1, None, 1.0, True],
     "max_num_batched_tokens": [0, -1, None, 1.0, True],

