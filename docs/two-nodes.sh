@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Llama-3.3-70B with a 1B draft on two nodes of 8 GPUs, by Ray. On the first node:   ./two-nodes.sh head
 # on the second:   HEAD=address-of-the-first ./two-nodes.sh worker.   DRY_RUN=1 shows what would run.
-# Every node needs: an environment with vllm and ray (ENV), the same files under the same names, no firewall between the nodes.
+# Every node needs: an environment with vllm and ray (ENV), the same files under the same names, no firewall between the nodes;
+# the first one headstart as well.
 set -euo pipefail
 
 ENV=${ENV:-$HOME/vllm}                               # python -m venv $ENV && $ENV/bin/pip install vllm ray

@@ -133,6 +133,8 @@ def test_nothing_stays(folders: dict[str, str], fake: Fake, how: str) -> None:
     if how == "shutdown":
         made.shutdown()
         made.shutdown()
+        with pytest.raises(EngineError, match="shut down"):
+            made.generate([5], use_tqdm=False)
     else:
         del made
         import gc
@@ -145,6 +147,7 @@ def test_nothing_stays(folders: dict[str, str], fake: Fake, how: str) -> None:
     ("arguments", "error", "words"),
     [
         ({"backend_options": {"no_such": 1}}, ConfigError, ("0.32.0", "no_such")),
+        ({"backend_options": {"additional_config": {1, 2}}}, ConfigError, ("backend_options", "set")),
         ({"quantization": "broken"}, ConfigError, ("this cannot be loaded",)),
         ({"quantization": "fatal"}, EngineError, ("code 3", "the disk is full")),
         ({"speculative_config": {"method": "suffix", "arctic": True}}, ConfigError, ("arctic-inference",)),

@@ -127,6 +127,7 @@ def test_command_lines_of_other_servers() -> None:
     assert "not possible" in found["SGLang"] and "not possible" in found["llama.cpp"]
     assert "not possible" in printed(speculative_config={"method": "ngram", "verify": "match"})["vLLM"]
     assert "speculative" not in " ".join(printed().values())
+    assert equivalents(build_config("org/target", {"quantization": "int8"})[0], Door())[0].startswith("# quantization: headstart quantises")
 
 
 @pytest.mark.parametrize(

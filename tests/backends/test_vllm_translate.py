@@ -127,6 +127,7 @@ REFUSED_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"speculative_config": {"method": "prediction"}}, "prediction"),
     ({"speculative_config": {"method": "suffix", "shared": True}}, "arctic"),
     ({"speculative_config": {"model": D, "draft_temperature": 0.5}}, "draft_temperature"),
+    ({"speculative_config": SpeculativeConfig(model=D, quantization="int8")}, "quantising"),
     ({"speculative_config": {"model": "org/Eagle3-like"}}, "path"),
     ({"speculative_config": {"model": D, "draft_tensor_parallel_size": 1}, "tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
     ({"speculative_config": {"method": "ngram", "arctic": True}}, "arctic"),
@@ -200,7 +201,7 @@ def test_mistakes_have_an_answer(arguments: dict[str, Any], word: str) -> None:
         ({"tensor_parallel_size": 2}, "backend='vllm'"),
         ({"backend_options": {"nnodes": 2}}, "backend='vllm'"),
         ({"vllm_python": "/p"}, "backend='vllm'"),
-        ({"speculative_config": {"method": "eagle3", "model": D}}, "backend='vllm'"),
+        ({"speculative_config": {"method": "eagle", "model": D}}, "backend='vllm'"),
         ({"speculative_config": {"method": "suffix", "backend_options": {"arctic": True}}}, "backend='vllm'"),
     ],
 )

@@ -71,6 +71,11 @@ CONFIG: tuple[ConfigRow, ...] = (
         f"vLLM's draft samples at the request's temperature or greedily: leave it out or set 0, {_NATIVE}",
     ),
     ConfigRow(
+        lambda c: c.quantization or c.speculative.quantization,
+        "quantising at load",
+        f"vLLM has methods of its own: name one of them in speculative_config={{'quantization': ...}}, {_NATIVE}",
+    ),
+    ConfigRow(
         _misread,
         "this draft's path with method='draft_model'",
         f"vLLM takes a path with {', '.join(map(repr, _TELLING))} in it for a head of that kind: name a link to it instead, "

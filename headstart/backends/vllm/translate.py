@@ -83,7 +83,7 @@ def speculative_config(spec: SpeculativeConfig) -> dict[str, Any]:
         greedy = spec.draft_temperature == 0 or options.get("use_heterogeneous_vocab")
         out |= {"method": _METHODS.get(spec.method, spec.method), "draft_sample_method": "greedy" if greedy else "probabilistic"}
         out["rejection_sample_method"] = "block" if spec.verify == "block" else "standard"
-        names = ("model", "revision", "quantization", "max_model_len")
+        names = ("model", "revision", "max_model_len")
         out |= {name: value for name in names if (value := getattr(spec, name)) is not None}
     else:  # suffix, corpus, and the drafters of others: ours, inside vLLM
         out |= {"method": "custom_class", "model": PROPOSER}
