@@ -35,10 +35,10 @@ def test_bench_compares_engines_one_after_the_other(folders: dict[str, str], fak
     code, out, _ = call(capfd, *base, "--draft", "ngram", "--draft", folders["draft"], "-k", "3", "--batch", "2", "--json")
     found = json.loads(out)
     assert code == 0 and found["passed"] and [a["name"] for a in found["arms"]] == ["plain", "ngram k=3", "draft k=3"]
-    assert [v["words"] for v in found["verdicts"]] == ["identical: 6 answers, 36 tokens"] * 2
+    assert [v["words"] for v in found["verdicts"]] == ["identical: 5 answers, 30 tokens"] * 2
     plain, drafting = found["results"][:2]
     assert plain["overall"]["tokens_per_pass"] == 1 and drafting["overall"]["tokens_per_pass"] == 1.5
-    assert (drafting["overall"]["drafted"], drafting["overall"]["accepted"]) == (36, 18) and found["width"] == {}
+    assert (drafting["overall"]["drafted"], drafting["overall"]["accepted"]) == (30, 15) and found["width"] == {}
     assert found["model"]["device"].startswith("vLLM") and any("one after the other" in note for note in found["notes"])
     code, out, _ = call(capfd, *base, "--draft", "ngram", "-k", "3", "--limit", "1")
     assert code == 0 and "ngram k=3" in out and "PASS" in out

@@ -167,11 +167,11 @@ def test_whether_drafts_are_made_is_looked_at(metrics: str, said: str | None, mo
 
 
 STUBBORN = """
-import subprocess, sys
-from headstart.backends.vllm.serve import _until_the_end
-child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo begun >&2; sleep 60 & wait; wait"], start_new_session=True)
-asked = _until_the_end(child, lambda words: print(words, file=sys.stderr, flush=True))
-sys.exit(0 if asked and child.returncode == -9 else 1)
+import os, sys
+from headstart.backends.vllm.serve import run_to_the_end
+words = ["sh", "-c", "trap '' TERM; echo begun >&2; sleep 60 & wait; wait"]
+asked, code = run_to_the_end(words, dict(os.environ), lambda words: print(words, file=sys.stderr, flush=True))
+sys.exit(0 if asked and code == -9 else 1)
 """
 
 

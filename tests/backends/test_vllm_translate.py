@@ -139,6 +139,7 @@ REFUSED_REQUEST: list[tuple[dict[str, Any], str]] = [
     ({"verify": "match"}, "verify"),
     ({"prediction": "x"}, "prediction"),
     ({"logits_processors": [lambda ids, row: row]}, "logits_processors"),
+    ({"n": 2, "temperature": 0}, "n above 1"),
     ({"best_of": 2}, "best_of"),
 ]
 

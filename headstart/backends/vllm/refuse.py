@@ -124,6 +124,11 @@ REQUEST: tuple[RequestRow, ...] = (
         "logits_processors",
         f"a function of this process cannot run in vLLM's: use logit_bias, allowed_token_ids or bad_words, {_NATIVE}",
     ),
+    RequestRow(
+        lambda p, s: p.greedy and p.n > 1,
+        "n above 1 at temperature 0",
+        f"vLLM does not make the same text twice: ask for one, set a temperature, {_NATIVE}",
+    ),
     RequestRow(lambda p, s: p.best_of is not None, "best_of", f"vLLM has none: ask for n and choose by cumulative_logprob, {_NATIVE}"),
 )
 

@@ -10,6 +10,10 @@ import time
 from types import SimpleNamespace as Box
 
 
+class VLLMValidationError(Exception):
+    """No ValueError, as in vLLM."""
+
+
 class LLMEngine:
     def __init__(self, args):
         spec = args.speculative_config
@@ -33,7 +37,7 @@ class LLMEngine:
     def add_request(self, name, prompt, params):
         ids = prompt["prompt_token_ids"]
         if ids[0] == 200:
-            raise ValueError("this one is not wanted")
+            raise VLLMValidationError("this one is not wanted")
         for index in range(params.n):
             self.running[name, index] = Box(ids=ids, params=params, out=[], drafted=[], accepted=[], name=name, index=index)
 
