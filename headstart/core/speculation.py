@@ -29,11 +29,11 @@ _REFUSED = {
     "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
-# Further keys that vLLM knows and that have no counterpart here.
+# Further keys that vLLM knows and that have no counterpart here; "arctic" chooses its own suffix method over ours.
 _VLLM_KEYS = (
     *_REFUSED,
-    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
-    *("use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
+    *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
