@@ -39,6 +39,7 @@ class Arm:
     verify: str = "rejection"
     pace: Pace | None = None  # learned over the whole run; None: always k drafts
     model: str | None = None
+    draft: str = ""  # what drafts, in short
     synthetic: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -121,10 +122,11 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
     what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    what += f" {spec.quantization}" if spec.quantization else ""
     pace = Pace(drafter.free) if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, notes=notes)
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, what, notes=notes)
     loaded.setdefault(key, arm)
     return arm

@@ -34,6 +34,7 @@ class Drafter:
     """Base of all methods. Invariant: state is about committed tokens only, so a step thrown away leaves no trace."""
 
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
+    temperature: float | None = None  # of its own law; None: that of the request
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
@@ -42,6 +43,14 @@ class Drafter:
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
         raise NotImplementedError
+
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Any:
+        """Logits [rows, V] after each of the last `rows` of these tokens, which stand at positions start.. of a text.
+
+        For drafters whose law is a function of the text alone: `headstart analyse` judges them at many positions in one pass,
+        with nothing drafted. None, the default, for all others.
+        """
+        return None
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         """Called after the commit of every step, with or without drafts."""

@@ -102,6 +102,9 @@ class ModelDrafter(Drafter):
             return race(q[0], seq.seed, length + i), None
         return pick(q[0], rand.uniform(seq.seed, rand.DRAFT, length, i)), q
 
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
+
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.
         for chunk in chunks:
