@@ -74,10 +74,9 @@ def _divergence(ranked: Sequence[Mapping[str, Any]]) -> Chart:
             for c in (*d["categories"].values(), d)
             if c and c["forward_kl"] is not None and c["alpha"] is not None
         )
-        if points:
-            series.append(Series(d["name"], points))
+        series.append(Series(d["name"], points))  # without points too, so that colours are those of the other plots
     most = max((x for s in series for x, _ in s.points), default=0.0)
-    if series:
+    if most:
         series.append(Series("alpha is at least", [(most * i / 40, max(alpha_bounds(most * i / 40))) for i in range(1, 41)]))
     ticks = {round(most * i / 4, 3): f"{most * i / 4:.2g}" for i in range(5)}
     return Chart("KL against alpha, by category", "KL(p, q), nats", "alpha", series, ticks, "points")

@@ -122,7 +122,8 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
     what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    what += f" {spec.quantization}" if spec.quantization else ""
+    if spec.quantization:  # a copy of the target in fewer bits has the target's own name
+        what = f"{'target' if spec.model == llm.config.model else what} {spec.quantization}"
     pace = Pace(drafter.free) if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"

@@ -167,7 +167,7 @@ def _arms(llm: LLM, configs: list[dict[str, Any]], say: Callable[[str], None]) -
             words[config["model"]] = described(llm.get_tokenizer(), config["model"], config.get("revision"))
             say(f"draft {config['model']}: {words[config['model']]}")
     try:
-        arms = make_arms(llm, configs)[1:]
+        arms = [replace(a, name=a.draft) for a in make_arms(llm, configs)[1:]]
     except ModelError as e:
         other = next((f"; {m} has {w}" for m, w in words.items() if m in str(e) and w.startswith("another")), "")
         raise ModelError(f"{e}{other}") from None
