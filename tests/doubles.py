@@ -22,6 +22,7 @@ from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
 from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
+from headstart.draft.head import HeadDrafter
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
 from headstart.draft.suffix import SuffixDrafter
@@ -50,12 +51,13 @@ class EchoModel:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kv_bytes_per_token: int = 16
+    window: int | None = None
     padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
     passes: int = 0
     rows: int = 0
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
-    def new_cache(self, slots: int) -> KVCache:
+    def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
         cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
         cache.keys[0].fill_(float("nan"))
         return cache
@@ -78,8 +80,10 @@ class EchoModel:
         """The processed law [vocab] after a context, without any engine."""
         return law(self.logits(tuple(tokens))[None, : self.vocab], params)[0]
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, torch.Tensor] | None = None) -> torch.Tensor:
         self.passes += 1
+        for i in taps or ():  # its hidden state is the token itself
+            taps[i] = batch.tokens.to(self.dtype)[:, None]
         self.rows += len(batch.tokens)
         ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
         cache.write(0, batch.slots, ids, ids)
@@ -92,6 +96,41 @@ class EchoModel:
             out += [self.logits(context[: span.length - count + i + 1]) for i in range(count)]
         logits = torch.stack(out)
         return logits if batch.logit_rows is None else logits[batch.logit_rows]
+
+
+class EchoHead:
+    """The head of an EchoModel: the same law with noise, for the ids that `ids` keeps, and merciless about what it is given.
+
+    Its "KV" stores the token after a position and the state at it, which is the token there: read back, the one must be
+    the other shifted by one, or states and tokens have parted.
+    """
+
+    taps = (0,)
+
+    def __init__(self, target: EchoModel, kept: int, noise: float = 1.5) -> None:
+        self.echo = replace(target, noise=noise, _memo={})
+        self.ids = torch.arange(kept) * target.vocab // kept
+        self.dtype, self.device, self.kv_bytes_per_token = target.dtype, target.device, 16
+
+    def new_cache(self, slots: int) -> KVCache:
+        return self.echo.new_cache(slots)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def forward(self, batch: Batch, states: torch.Tensor, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        assert states.shape == (len(batch.tokens), 1)
+        after = batch.tokens.to(self.dtype).view(-1, 1, 1)
+        cache.write(0, batch.slots, after, states[:, :, None])
+        rows = []
+        for span in batch.spans:
+            tokens, before = (x.flatten().tolist() for x in cache.read(0, span))
+            assert before[1:] == tokens[:-1], "states and tokens have parted"
+            context = (int(before[0]), *(int(t) for t in tokens))
+            count = span.rows.stop - span.rows.start
+            rows += [self.echo.logits(context[: len(context) - count + i + 1])[self.ids] for i in range(count)]
+        logits, own = torch.stack(rows), after[:, :, 0]
+        return (logits, own) if batch.logit_rows is None else (logits[batch.logit_rows], own[batch.logit_rows])
 
 
 class WrongDrafter(LookupDrafter):
@@ -143,7 +182,7 @@ def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> S
     return replace(params, prediction=answer)
 
 
-DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong")
+DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "head", "small-head")
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -160,6 +199,9 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return Behind()
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
+    if kind in ("head", "small-head"):
+        kept = target.vocab if kind == "head" else max(2, target.vocab // 2)
+        return HeadDrafter(EchoHead(target, kept), target.vocab, max_len, max_rows, None)
     shape = {"vocab": target.vocab, "seed": target.seed, "local": target.local, "whole": target.whole}
     changed = {"self": {}, "adversary": {"sign": -1.0}}.get(kind, {"noise": 1.5})
     temperature = 0.0 if kind == "greedy-model" else None

@@ -25,7 +25,7 @@ from headstart.cli.options import takes
 from headstart.cli.plan import plan
 from headstart.cli.serve import serve
 from headstart.cli.theory import theory
-from headstart.core.errors import ConfigError, HeadstartError, nearest
+from headstart.core.errors import ConfigError, EngineError, HeadstartError, nearest
 from headstart.core.outputs import RequestError
 
 # Plain help text: rich would double the time of --help.
@@ -135,7 +135,7 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     if isinstance(error, HeadstartError):
         _say(str(error))
-        return 1 if isinstance(error, RequestError) else 2
+        return 1 if isinstance(error, (RequestError, EngineError)) else 2
     if isinstance(error, typer.Abort):
         return 130
     if hasattr(error, "format_message"):  # typer's own errors; their class has moved between its versions

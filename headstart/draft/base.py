@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headstart.core.types import Chunk, Proposal, Sequence
 
@@ -28,6 +29,7 @@ class DraftContext:
     target_parameters: int
     hf_token: str | None
     note: Callable[[str], None]  # a line for the user at start-up
+    target: Any = None  # the loaded target: its `config`, and `embed` of token ids
 
 
 class Drafter:
@@ -35,6 +37,7 @@ class Drafter:
 
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
     temperature: float | None = None  # of its own law; None: that of the request
+    hidden_layers: tuple[int, ...] = ()  # of the target: it wants to `see` what enters these; their number is what leaves the last
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
@@ -51,6 +54,12 @@ class Drafter:
         with nothing drafted. None, the default, for all others.
         """
         return None
+
+    def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
+        """Called between the pass and its commit where `hidden_layers` names any: the states of every chunk's rows.
+
+        states: for each chunk [count + drafts, len(hidden_layers) * hidden], of the positions from `seq.computed` on.
+        """
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         """Called after the commit of every step, with or without drafts."""

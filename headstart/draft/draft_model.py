@@ -12,13 +12,13 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from headstart.core import rand
 from headstart.core.errors import ModelError
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.draft import head
 from headstart.draft.base import DraftContext, Drafter
-from headstart.ops.noise import pick, race
-from headstart.ops.sampling import law
+from headstart.models.head import is_head
+from headstart.ops.draw import draw
 from headstart.ops.shaping import shape
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
@@ -48,7 +48,7 @@ class ModelDrafter(Drafter):
         step = 0
         while active:
             for (chunk, proposal), logits in zip(active, fresh, strict=True):
-                token, q = self._draw(chunk.seq, logits, proposal.tokens)
+                token, q = draw(shape(logits, chunk.seq, proposal.tokens), chunk.seq, len(proposal.tokens), self.temperature)
                 proposal.tokens.append(token)
                 if q is not None:
                     laws.setdefault(chunk.seq.id, []).append(q)
@@ -84,24 +84,6 @@ class ModelDrafter(Drafter):
                     last[seq.id] = logits
         return [last[seq.id] for seq in seqs]
 
-    def _draw(self, seq: Sequence, logits: Tensor, drafts: list[int]) -> tuple[int, Tensor | None]:
-        """The next draft after `drafts`, and the law it was drawn from [1, V]; None where it is a point mass.
-
-        The options of the sequence shape the draft's logits too: not for exactness, but so that more is accepted. The
-        law is drawn from and reported by the same tensor. In `match` mode the draft runs the target's own race
-        under its own law, so the two choose alike as often as the noise allows; the target's sample decides.
-        """
-        params, length, i = seq.params, len(seq.tokens), len(drafts)
-        logits = shape(logits, seq, drafts)
-        if self.temperature is not None:
-            params = params.with_temperature(self.temperature)
-        if params.greedy or seq.params.greedy:
-            return int(logits[-1].argmax()), None
-        q = law(logits, params)
-        if seq.rule == "match":
-            return race(q[0], seq.seed, length + i), None
-        return pick(q[0], rand.uniform(seq.seed, rand.DRAFT, length, i)), q
-
     def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
         return self.runner.forward([Feed(tokens, start, table, rows)])[0]
 
@@ -119,6 +101,8 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     """Load the draft and check that its ids mean what the target's mean. Raises ModelError."""
     assert spec.model is not None
     checkpoint = open_checkpoint(spec.model, spec.revision, context.hf_token)
+    if is_head(checkpoint.config):
+        return head.build(spec, context)
     for line in checkpoint.notes:
         context.note(f"draft {line}")
     rows = checkpoint.config.get("vocab_size", 0)

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from torch import Tensor
+
 from headstart.core.errors import first_line
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
@@ -19,7 +21,7 @@ class Guard(Drafter):
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
-        self.kv_bytes_per_token = drafter.kv_bytes_per_token
+        self.kv_bytes_per_token, self.hidden_layers = drafter.kv_bytes_per_token, drafter.hidden_layers
         self.warned: set[str] = set()
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
@@ -63,6 +65,12 @@ class Guard(Drafter):
         except Exception as e:
             self._warn("its drafts are judged as if it had reported no law", e)
             return None
+
+    def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
+        try:
+            self.drafter.see(chunks, states)
+        except Exception as e:
+            self._warn("it may draft worse from here on", e)
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+from torch import Tensor
+
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
@@ -22,7 +24,7 @@ class PredictionDrafter(Drafter):
 
     def __init__(self, behind: Drafter, drafts_behind: int) -> None:
         self.behind, self.drafts_behind = behind, drafts_behind
-        self.kv_bytes_per_token = behind.kv_bytes_per_token
+        self.kv_bytes_per_token, self.hidden_layers = behind.kv_bytes_per_token, behind.hidden_layers
         self.cursors: dict[int, Cursor] = {}
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
@@ -52,6 +54,9 @@ class PredictionDrafter(Drafter):
         """Drafts for the drafter behind: what it was configured to, or what the request says."""
         own = chunk.seq.params.num_speculative_tokens
         return min(chunk.k, self.drafts_behind if own is None else own)
+
+    def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
+        self.behind.see(chunks, states)
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         self.behind.observe(chunks)

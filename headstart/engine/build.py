@@ -47,6 +47,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
         target_parameters=model.parameters,
         hf_token=config.hf_token,
         note=notes.append,
+        target=model,
     )
     drafter = draft.build(spec, context)
     blocks, max_len = _plan_memory(config, model, drafter, device, notes)

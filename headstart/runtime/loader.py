@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from headstart.core.errors import ModelError, first_line
-from headstart.models import llama
+from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from headstart.models.decoder import Decoder
-from headstart.ops.quant import Weight
+from headstart.models.head import Head, HeadConfig
+from headstart.ops.quant import Weight, quantise
+from headstart.ops.quant import embed as embed_rows
 from headstart.runtime.checkpoint import Checkpoint, convert
 
-FAMILIES: dict[str, ModuleType] = {name: family for family in (llama,) for name in family.MODEL_TYPES}
+_FAMILIES = (llama, mistral, qwen2, qwen3, gemma, phi3, smollm3, olmo2, granite)
+FAMILIES: dict[str, ModuleType] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
 # Buffers that old conversions stored beside the weights; they are computed from the config.
 _NO_WEIGHTS = ("rotary_emb.inv_freq",)
@@ -53,7 +58,8 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
 
     with torch.inference_mode():
         try:
-            model = Decoder(config, source, dtype, device)
+            adapt = getattr(FAMILIES[kind], "adapt", None)  # of a family that stores its weights under other names
+            model = Decoder(config, adapt(source, config) if adapt else source, dtype, device)
         except (RuntimeError, IndexError) as e:
             raise ModelError(f"{checkpoint.path}: tensors do not fit config.json ({first_line(e)})") from None
     left = [name for name in unused if not (name.endswith(_NO_WEIGHTS) or (config.tied and name == "lm_head.weight"))]
@@ -63,3 +69,46 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
         )
     model.parameters, model.weight_bytes = parameters, weight_bytes
     return model
+
+
+def load_head(
+    checkpoint: Checkpoint,
+    config: HeadConfig,
+    embed: Callable[[Tensor], Tensor],
+    vocab: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+) -> Head:
+    """Load a draft head in the speculators layout. Raises ModelError for a file that cannot be used.
+
+    embed: the target's embedding, which the head shares unless it brings its own. vocab: real ids of the target.
+    quantization: "int8" or "int4" for the matrices.
+    """
+    names = dict.fromkeys(checkpoint.tensor_names)
+
+    def source(name: str) -> Weight:
+        names.pop(name, None)
+        tensor = convert(checkpoint.tensor(name), name, dtype, device)
+        return quantise(tensor.float(), quantization) if quantization and tensor.ndim == 2 else tensor
+
+    count = config.draft_vocab
+    ids = torch.arange(count)
+    if "d2t" in names:
+        ids = ids + checkpoint.tensor("d2t").long()
+    if len(ids) != count or ids.unique().numel() != count or not 0 <= int(ids.min()) <= int(ids.max()) < config.layer.vocab_size:
+        raise ModelError(f"{checkpoint.path}: d2t does not map {count} entries to different ids of the target's {config.layer.vocab_size}")
+    if bool((ids >= vocab).any()):
+        raise ModelError(f"{checkpoint.path}: the head's vocabulary holds id {int(ids.max())}, the target has {vocab} real ids")
+    for name in ("d2t", "t2d"):
+        names.pop(name, None)
+    with torch.inference_mode():
+        if "embed_tokens.weight" in names:
+            table = source("embed_tokens.weight")
+            embed = lambda tokens: embed_rows(tokens, table, dtype)  # noqa: E731
+        head = Head(config, source, ids.to(device), embed, dtype, device)
+    if names:
+        raise ModelError(
+            f"{checkpoint.path}: {len(names)} tensors that no head uses here, first {next(iter(names))!r}: this is another model"
+        )
+    return head
