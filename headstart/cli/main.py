@@ -15,6 +15,7 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.analyse import analyse
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
@@ -38,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, plan, theory, demo, index, models, inspect):
+for _command in (generate, chat, serve, bench, analyse, plan, theory, demo, index, models, inspect):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 

@@ -88,6 +88,9 @@ class ModelDrafter(Drafter):
                     last[seq.id] = logits
         return [last[seq.id] for seq in seqs]
 
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
+
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.
         for chunk in chunks:
