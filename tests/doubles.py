@@ -22,6 +22,7 @@ from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
 from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
 from headstart.draft.suffix import SuffixDrafter
@@ -50,12 +51,13 @@ class EchoModel:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kv_bytes_per_token: int = 16
+    window: int | None = None
     padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
     passes: int = 0
     rows: int = 0
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
-    def new_cache(self, slots: int) -> KVCache:
+    def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
         cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
         cache.keys[0].fill_(float("nan"))
         return cache
@@ -143,7 +145,7 @@ def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> S
     return replace(params, prediction=answer)
 
 
-DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong")
+DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "hybrid")
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -158,6 +160,9 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return CorpusDrafter(corpus(target.vocab, target.seed, target.local, target.whole), SuffixDrafter(4.0, 0.1))
     if kind == "prediction":
         return Behind()
+    if kind == "hybrid":
+        members = {name: make_drafter(name, target, max_len, max_rows) for name in ("suffix", "wrong", "model", "adversary")}
+        return HybridDrafter([Member(name, each, 3 + i) for i, (name, each) in enumerate(members.items())])
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
     shape = {"vocab": target.vocab, "seed": target.seed, "local": target.local, "whole": target.whole}

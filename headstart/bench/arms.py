@@ -98,6 +98,11 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
     return out
 
 
+def _called(spec: SpeculativeConfig) -> str:
+    """A drafter's name in reports: its file's or its method's."""
+    return (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+
+
 def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], Arm]) -> Arm:
     """An arm of a real drafter; one that differs in k or rule only shares the drafter of the first."""
     assert spec.method and spec.num_speculative_tokens
@@ -120,8 +125,8 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
-    what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    pace = Pace(drafter.free) if spec.adaptive else None
+    what = "+".join(_called(each) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
+    pace = Pace() if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")

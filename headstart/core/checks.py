@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from headstart.core.errors import ConfigError
+from headstart.core.errors import ConfigError, nearest
+
+QUANTIZATIONS = ("int8", "int4")
 
 
 def number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -24,6 +26,12 @@ def text(name: str, value: Any) -> None:
     """None, or a string that is not empty."""
     if value is not None and (not isinstance(value, str) or not value):
         raise ConfigError(f"{name}={value!r} must be a non-empty string")
+
+
+def quantization(name: str, value: Any) -> None:
+    """None, or how weights are quantised at load."""
+    if value is not None and value not in QUANTIZATIONS:
+        raise ConfigError(f"{name}={value!r} is not available: {nearest(str(value), QUANTIZATIONS)}")
 
 
 def flag(name: str, value: Any) -> None:

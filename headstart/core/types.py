@@ -100,5 +100,4 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
-    predicted: bool = False  # taken from the prediction of the request
-    forced: bool = False  # what the grammar leaves no choice about
+    source: str = ""  # the name of the drafter; "grammar" for what the grammar of the request leaves no choice about

@@ -33,11 +33,17 @@ class DraftContext:
 class Drafter:
     """Base of all methods. Invariant: state is about committed tokens only, so a step thrown away leaves no trace."""
 
+    name: str = "drafter"  # its method; set by `draft.build`
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
+    prior: float = 0.7  # the chance of a draft to stand, before anything is known of it
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Called once, when the number of blocks is known."""
+
+    def serves(self, seq: Sequence) -> bool:
+        """Whether it can draft for this sequence now, for all it knows before it tries."""
+        return True
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
@@ -54,6 +60,7 @@ class LookupDrafter(Drafter):
     """A method that finds its drafts in text: implement `lookup`; the point-mass law comes from here."""
 
     free = True
+    prior = 0.5  # what does not stand is found out at no cost
 
     def lookup(self, seq: Sequence, k: int) -> list[int]:
         """Up to k tokens that may follow `seq.tokens`."""

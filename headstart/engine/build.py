@@ -10,6 +10,7 @@ from headstart import draft
 from headstart.core.blocks import BlockPool
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
+from headstart.core.memory import blocks_of, pool_blocks
 from headstart.core.pace import Pace
 from headstart.core.scheduler import Scheduler
 from headstart.draft.base import DraftContext, Drafter
@@ -32,7 +33,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     checkpoint = open_checkpoint(config.model, config.revision, config.hf_token)
     notes.extend(checkpoint.notes)
     tokenizer = load_tokenizer(checkpoint, config.tokenizer, config.tokenizer_revision, config.hf_token)
-    model = load_model(checkpoint, dtype, device)
+    model = load_model(checkpoint, dtype, device, config.quantization)
     vocab = real_vocab(tokenizer, model.config.vocab_size)
     eos = checkpoint.eos_ids or ([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
 
@@ -49,7 +50,9 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     )
     drafter = draft.build(spec, context)
     blocks, max_len = _plan_memory(config, model, drafter, device, notes)
-    notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {str(dtype).removeprefix('torch.')} on {device}, context {max_len}")
+    kind = str(dtype).removeprefix("torch.")
+    stored = kind if config.quantization is None else f"{config.quantization} ({kind} beside them)"
+    notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {stored} on {device}, context {max_len}")
     notes.append(spec.describe())
     return assemble(config, model, drafter, blocks, max_len, vocab, tokenizer, eos)
 
@@ -71,7 +74,7 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
-        pace=Pace(drafter.free) if spec.adaptive else None,
+        pace=Pace() if spec.adaptive else None,
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,
@@ -85,23 +88,21 @@ def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device:
         raise ConfigError(f"max_model_len={config.max_model_len} is above the model's own context of {own}: lower it")
     max_len = config.max_model_len or own
     per_token = model.kv_bytes_per_token + drafter.kv_bytes_per_token
-    block_bytes = per_token * config.block_size
-    weights = model.parameters * model.dtype.itemsize
     if config.kv_cache_memory is not None:
         budget = int(config.kv_cache_memory)
     elif config.gpu_memory_utilization is not None:
         # Weights are loaded by now, so on a CPU what is free bounds what is left of the share.
-        budget = min(int(config.gpu_memory_utilization * total_memory(device)) - weights, int(0.95 * free_memory(device)))
+        budget = min(int(config.gpu_memory_utilization * total_memory(device)) - model.weight_bytes, int(0.95 * free_memory(device)))
     else:
         budget = int(0.9 * free_memory(device)) if device.type == "cuda" else min(_CPU_KV_BYTES, free_memory(device) // 2)
-    per_sequence = -(-max_len // config.block_size)
-    blocks = min(max(budget, 0) // block_bytes, per_sequence * config.max_num_seqs)
+    per_sequence = blocks_of(max_len, config.block_size)
+    blocks = pool_blocks(budget, per_token, config.block_size, max_len, config.max_num_seqs)
     if blocks < per_sequence:
         fits = blocks * config.block_size
         if config.max_model_len is not None or fits < 2:
             raise ConfigError(
                 f"KV memory of {budget / 2**20:.0f} MiB holds {fits} tokens, max_model_len={max_len} needs "
-                f"{per_sequence * block_bytes / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+                f"{per_sequence * config.block_size * per_token / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
             )
         notes.append(f"context limited to {fits} of {own} tokens: that is what {budget / 2**20:.0f} MiB of KV hold")
         max_len = fits

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headstart.core.errors import ModelError, first_line
+from headstart.ops.quant import BLOCKS, Quantised, from_blocks
 
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -124,10 +125,8 @@ class GGUFFile:
         """A tensor in fp32, dequantised, rows in Hugging Face's order."""
         from gguf import dequantize
 
-        if name not in self._tensors:
-            raise ModelError(f"{self.path} has no tensor {name!r}")
-        kind, shape, stored, offset = self._tensors[name]
-        raw = np.fromfile(self.path, dtype=stored, count=int(np.prod(shape)), offset=offset).reshape(shape)
+        kind, raw = self._raw(name)
+        shape = raw.shape
         if len(shape) == 1:
             return torch.from_numpy(dequantize(raw, kind).astype(np.float32))
         step = max(1, _CHUNK_BYTES // raw[0].nbytes)
@@ -137,11 +136,31 @@ class GGUFFile:
         values[:step] = first
         for i, part in enumerate(parts, 1):
             values[i * step : (i + 1) * step] = part
+        order = self._half_split(name, shape[0])
+        return values if order is None else values[order]
+
+    def blocks(self, name: str, quantization: str) -> Quantised | None:
+        """A matrix as it is stored, rows in Hugging Face's order; None where it is stored as something else than `quantization`."""
+        if name in self._tensors and BLOCKS.get(self._tensors[name][0].name) != quantization:
+            return None
+        kind, raw = self._raw(name)
+        weight, order = from_blocks(torch.from_numpy(raw), kind.name), self._half_split(name, len(raw))
+        return weight if order is None else weight.rows(order)
+
+    def _raw(self, name: str) -> tuple[Any, Any]:
+        """The type of a tensor, and its bytes as an array of the stored shape."""
+        if name not in self._tensors:
+            raise ModelError(f"{self.path} has no tensor {name!r}")
+        kind, shape, stored, offset = self._tensors[name]
+        return kind, np.fromfile(self.path, dtype=stored, count=int(np.prod(shape)), offset=offset).reshape(shape)
+
+    def _half_split(self, name: str, rows: int) -> Tensor | None:
+        """The order that undoes GGUF's for rows of q and k: pairs (2i, 2i + 1) rotate there, (i, i + d/2) in Hugging Face's layout."""
         heads = self.field(f"{self.architecture}.attention.head_count")
         for block, count in (("q_proj", heads), ("k_proj", self.field(f"{self.architecture}.attention.head_count_kv", heads))):
             if f"{block}.weight" in name:
-                values = _half_split(values, count)
-        return values
+                return torch.arange(rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
+        return None
 
     def tokenizer(self) -> Any:
         """The tokenizer and chat template of the file as a transformers tokenizer."""
@@ -154,9 +173,3 @@ def _hf_name(name: str) -> str:
     if block := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         return f"model.layers.{block[1]}.{_BLOCK_NAMES.get(block[2], block[2])}.{block[3]}"
     return _NAMES.get(name, name)
-
-
-def _half_split(weight: Tensor, heads: int) -> Tensor:
-    """Undo the row order that GGUF gives q and k: pairs (2i, 2i + 1) rotate there, (i, i + d/2) in Hugging Face's layout."""
-    rows, columns = weight.shape
-    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.ops.quant import Quantised, Weight
+
 Linear = Callable[[Tensor], Tensor]
 
 # oneDNN chooses its blocking for this many rows; a hint of 1 would make one-row and many-row passes round differently.
@@ -20,8 +22,10 @@ PACK_ROWS = 8
 WIDE_ROWS = 32
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def pack(weight: Weight, bias: Tensor | None = None) -> Linear:
     """A function from x [R, in] to x W^T + b [R, out], for `weight` [out, in]; the packed form replaces the weight."""
+    if isinstance(weight, Quantised):
+        return lambda x: F.linear(x, weight.dequantise().to(x.dtype), bias)
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.linear(x, weight, bias)
     if not torch.backends.mkldnn.is_available():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headstart.core.errors import ModelError, first_line
 from headstart.models.gguf import GGUFFile
+from headstart.ops.quant import Weight, quantise
 
 # What is fetched from the hub: files at the top of the repository, never a second copy of the weights in another form.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -36,6 +37,17 @@ class Checkpoint:
     tensor_names: list[str]
     gguf: GGUFFile | None = None
     notes: list[str] = field(default_factory=list)
+
+    def quantised(self, name: str, kind: str, device: torch.device) -> Weight:
+        """A matrix in "int8" or "int4" on the device, as stored where it is stored so; a vector in fp32. Raises ModelError."""
+        blocks = self.gguf.blocks(name, kind) if self.gguf is not None else None
+        if blocks is None:
+            tensor = convert(self.tensor(name), name, torch.float32, device)
+            return quantise(tensor, kind) if tensor.ndim == 2 else tensor
+        for scales in (blocks.scale, blocks.minimum):
+            if scales is not None:
+                convert(scales, name, torch.float32, device)
+        return blocks.to(device)
 
 
 def resolve(model: str, revision: str | None = None, token: str | None = None) -> Path:

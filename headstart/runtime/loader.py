@@ -5,21 +5,29 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from torch import Tensor
 
 from headstart.core.errors import ModelError, first_line
-from headstart.models import llama
+from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from headstart.models.decoder import Decoder
+from headstart.ops.quant import Weight
 from headstart.runtime.checkpoint import Checkpoint, convert
 
-FAMILIES: dict[str, ModuleType] = {name: family for family in (llama,) for name in family.MODEL_TYPES}
+_FAMILIES = (llama, mistral, qwen2, qwen3, gemma, phi3, smollm3, olmo2, granite)
+FAMILIES: dict[str, ModuleType] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
 # Buffers that old conversions stored beside the weights; they are computed from the config.
 _NO_WEIGHTS = ("rotary_emb.inv_freq",)
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Load the weights, tensor by tensor. Raises ModelError for an architecture or a file that cannot be used."""
+# Each row of these is one token's: in 4 bits they cost more than they save.
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> Decoder:
+    """Load the weights, tensor by tensor. Raises ModelError for an architecture or a file that cannot be used.
+
+    quantization: "int8" or "int4" for the matrices (those of the vocabulary always in 8 bits); None for the stored numbers in `dtype`.
+    """
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelError(f"{checkpoint.path}: model_type {kind!r} is not supported yet; supported: {', '.join(FAMILIES)}")
@@ -30,19 +38,24 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
         )
     config = FAMILIES[kind].read_config(checkpoint.config)
 
-    parameters = 0
+    parameters = weight_bytes = 0
     unused = dict.fromkeys(checkpoint.tensor_names)
 
-    def source(name: str) -> Tensor:
-        nonlocal parameters
-        tensor = convert(checkpoint.tensor(name), name, dtype, device)
-        parameters += tensor.numel()
+    def source(name: str) -> Weight:
+        nonlocal parameters, weight_bytes
+        if quantization is None or not name.endswith(("_proj.weight", *_VOCABULARY)):
+            weight: Weight = convert(checkpoint.tensor(name), name, dtype, device)
+        else:
+            weight = checkpoint.quantised(name, "int8" if name in _VOCABULARY else quantization, device)
+        parameters += weight.numel()
+        weight_bytes += weight.nbytes
         unused.pop(name, None)
-        return tensor
+        return weight
 
     with torch.inference_mode():
         try:
-            model = Decoder(config, source, dtype, device)
+            adapt = getattr(FAMILIES[kind], "adapt", None)  # of a family that stores its weights under other names
+            model = Decoder(config, adapt(source, config) if adapt else source, dtype, device)
         except (RuntimeError, IndexError) as e:
             raise ModelError(f"{checkpoint.path}: tensors do not fit config.json ({first_line(e)})") from None
     left = [name for name in unused if not (name.endswith(_NO_WEIGHTS) or (config.tied and name == "lm_head.weight"))]
@@ -50,5 +63,5 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
         raise ModelError(
             f"{checkpoint.path}: {len(left)} tensors that model_type {kind!r} does not use here, first {left[0]!r}: this is another model"
         )
-    model.parameters = parameters
+    model.parameters, model.weight_bytes = parameters, weight_bytes
     return model

@@ -22,7 +22,7 @@ _SAMPLING = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids", "num_speculative_tokens", "verify"),
-    "trace_drafts",
+    *("drafter", "trace_drafts"),
 )
 
 

@@ -58,6 +58,7 @@ class Service:
         """Take a loaded model and begin to answer."""
         engine = llm.engine
         self.context, self.vocab = engine.target.max_len, engine.target.vocab
+        self.drafters = [member.name for member in engine.drafter.members]
         self.grammars = Grammars(engine.grammars, self.settings.limits.grammar_seconds)
         self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits, self.context)
         self.metrics = Metrics(self.settings.served_name, self.settings.metrics_prefix, self.context)
@@ -330,8 +331,8 @@ class Service:
 
     def model(self) -> dict[str, Any]:
         """The entry of `/v1/models`."""
-        limits = {"max_model_len": self.context} if self.state == "ready" else {}
-        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **limits}
+        more = {"max_model_len": self.context, "drafters": self.drafters} if self.state == "ready" else {}
+        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **more}
 
 
 def _sound(output: RequestOutput) -> RequestOutput:

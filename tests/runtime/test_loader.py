@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headstart.core.errors import ModelError
+from headstart.ops.quant import BLOCKS, quantise
+from headstart.runtime import checkpoint as checkpoint_module
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
+from headstart.runtime.runner import Feed, Runner
 from headstart.runtime.tokenizer import load_tokenizer
 from tests import tiny
 
@@ -83,7 +86,9 @@ def test_unknown_model_types(folder, kind):
         ("num_attention_heads", 0),
         ("hidden_size", "32"),
         ("attention_bias", True),
-        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "yarn", "factor": -2.0}),
+        ("rope_parameters", {"rope_type": "longrope", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "nonsense", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "llama3", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "linear"}),
         ("rope_parameters", "default"),
@@ -209,3 +214,46 @@ def test_a_chat_template_cannot_reach_the_machine(folder, tmp_path):
     with pytest.raises(Exception, match=r"unsafe|undefined"):
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantised_at_load(tmp_path, kind, tied):
+    """From safetensors: a third to a sixth of the bytes in fp32, logits as near as the bits allow, nothing of 2 dimensions left out."""
+    theirs = tiny.write_llama(tmp_path, tied=tied, hidden=64, intermediate=128, scale=0.1)
+    full = load(tmp_path)
+    model = load_model(open_checkpoint(str(tmp_path)), torch.float32, CPU, kind)
+    assert model.parameters == full.parameters and full.weight_bytes == 4 * full.parameters
+    assert model.weight_bytes < full.weight_bytes / (3 if kind == "int8" else 4)
+    text = [5, 17, 3, 80, 2, 9]
+    (got,) = Runner(model, 4, 4, 97, 128).forward([Feed(text, 0, [0, 1], 6)])
+    wanted = tiny.logits_of(theirs, text).float()
+    assert float((got - wanted).abs().max()) < float(wanted.std()) * (0.1 if kind == "int8" else 1.0)
+
+
+@pytest.mark.parametrize(("kind", "block"), [("int8", "Q8_0"), ("int4", "Q4_0"), ("int4", "Q4_1"), ("int4", "F16"), ("int8", "Q4_1")])
+def test_quantised_from_gguf(tmp_path, monkeypatch, kind, block):
+    """Blocks of the kind asked for run as the dequantised file does; others are quantised anew, vocabulary tables always in 8 bits."""
+    model = tiny.llama_model(vocab=len(tiny.vocabulary()[0]), hidden=64, intermediate=128, scale=0.1)
+    tiny.write_gguf(tmp_path / "m.gguf", model, block)
+    full = load(tmp_path / "m.gguf")
+    anew = []
+    monkeypatch.setattr(checkpoint_module, "quantise", lambda w, k: anew.append((len(w), k)) or quantise(w, k))
+    quantised = load_model(open_checkpoint(str(tmp_path / "m.gguf")), torch.float32, CPU, kind)
+    straight = BLOCKS.get(block) == kind
+    assert {k for rows, k in anew if rows < 200} == (set() if straight else {kind})
+    assert [k for rows, k in anew if rows > 200] == ([] if block == "Q8_0" else ["int8"])
+    text = [5, 280, 3, 80, 2, 9]
+    got, wanted = (Runner(m, 4, 4, 97, 128).forward([Feed(text, 0, [0, 1], 6)])[0] for m in (quantised, full))
+    near = 1e-5 if block == "Q8_0" else 0.1 if straight or kind == "int8" else 1.0
+    assert float((got - wanted).abs().max()) < float(wanted.std()) * near
+
+
+def test_damaged_scales_are_refused(tmp_path):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=len(tiny.vocabulary()[0])), "Q8_0")
+    raw = bytearray((tmp_path / "m.gguf").read_bytes())
+    offset = open_checkpoint(str(tmp_path / "m.gguf")).gguf._tensors["model.layers.1.mlp.down_proj.weight"][3]
+    raw[offset : offset + 2] = b"\xff\x7f"
+    (tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj"):
+        load_model(open_checkpoint(str(tmp_path / "m.gguf")), torch.float32, CPU, "int8")
