@@ -107,8 +107,8 @@ class Completion:
             spec_decode_metrics=metrics if s.num_spec_tokens else None,
             token_texts=pieces,
             origins=list(self.origins),
-            traces=None if self.traces is None else list(self.traces),
             drafters=list(self.drafters),
+            traces=None if self.traces is None else list(self.traces),
         )
 
 
