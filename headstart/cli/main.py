@@ -18,6 +18,7 @@ from headstart.cli import aliases, configfile
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
+from headstart.cli.distill import distill
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.options import takes
@@ -35,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, demo, index, theory):
+for _command in (generate, chat, serve, bench, distill, demo, index, theory):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
