@@ -51,12 +51,13 @@ class EchoModel:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     kv_bytes_per_token: int = 16
+    window: int | None = None
     padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
     passes: int = 0
     rows: int = 0
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
-    def new_cache(self, slots: int) -> KVCache:
+    def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
         cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
         cache.keys[0].fill_(float("nan"))
         return cache

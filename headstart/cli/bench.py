@@ -159,12 +159,13 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
     elif model.max_num_seqs < max(plan.batches):
         raise ConfigError(f"--max-num-seqs {model.max_num_seqs} is below --batch {max(plan.batches)}: raise it or leave it out")
     form.check()
+    if model.backend != "native":
+        return _end(_elsewhere(model, arms, work, plan, form, configs), form)
     llm = open_llm(model, None, quiet=True)
 
     from headstart.bench.arms import make_arms
     from headstart.bench.report import measure_all
     from headstart.bench.summary import found_notes
-    from headstart.bench.table import tables
     from headstart.forms.table import Progress
 
     made = make_arms(llm, configs, synthetic, arms.verify)
@@ -173,17 +174,40 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
             note(line)
     with Interruptible() as interrupt, Progress(plan.answers(len(made)), form.quiet) as progress:
         found = measure_all(llm, made, plan, work.data or "built in", work.samples, progress.step, progress.say, lambda: interrupt.asked)
-    _give(found, form, tables)
+    _end(found, form)
+
+
+def _elsewhere(model: ModelOptions, arms: ArmOptions, work: WorkOptions, plan: Plan, form: FormOptions, configs: Any) -> dict[str, Any]:
+    """On another backend: each arm in an engine of its own. Raises ConfigError on what can be measured in this process only."""
+    from headstart.bench.elsewhere import make_arms, measure_all
+    from headstart.forms.table import Progress
+
+    where = f"with --backend {model.backend}"
+    if arms.synthetic_acceptance:
+        raise ConfigError(f"--synthetic-acceptance is not available {where}: it replaces the drafter of the native engine")
+    if arms.adaptive:
+        raise ConfigError(f"--adaptive is not available {where}: drafts are K tokens in every step, leave it out")
+    made = make_arms([{k: v for k, v in c.items() if k != "adaptive"} for c in configs], model.backend)
+    with Interruptible() as interrupt, Progress(plan.answers(len(made)), form.quiet) as progress:
+        open_ = lambda spec: open_llm(model, spec, quiet=True)  # noqa: E731
+        source = work.data or "built in"
+        return measure_all(open_, made, plan, source, work.samples, progress.step, progress.say, lambda: interrupt.asked)
+
+
+def _end(found: dict[str, Any], form: FormOptions) -> None:
+    """Show it; the exit code is the verdict."""
+    _give(found, form)
     if found["interrupted"]:
         raise Exit(130)
     if not found["passed"]:
         raise Exit(1)
 
 
-def _give(found: dict[str, Any], form: FormOptions, tables: Any) -> None:
+def _give(found: dict[str, Any], form: FormOptions) -> None:
     """Write and print what was asked for."""
     import json
 
+    from headstart.bench.table import tables
     from headstart.cli.document import write
 
     if form.out is not None:

@@ -22,9 +22,10 @@ from headstart.cli.distill import distill
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.options import takes
+from headstart.cli.plan import plan
 from headstart.cli.serve import serve
 from headstart.cli.theory import theory
-from headstart.core.errors import ConfigError, HeadstartError, nearest
+from headstart.core.errors import ConfigError, EngineError, HeadstartError, nearest
 from headstart.core.outputs import RequestError
 
 # Plain help text: rich would double the time of --help.
@@ -36,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, distill, demo, index, theory):
+for _command in (generate, chat, serve, bench, distill, plan, theory, demo, index):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -134,7 +135,7 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     if isinstance(error, HeadstartError):
         _say(str(error))
-        return 1 if isinstance(error, RequestError) else 2
+        return 1 if isinstance(error, (RequestError, EngineError)) else 2
     if isinstance(error, typer.Abort):
         return 130
     if hasattr(error, "format_message"):  # typer's own errors; their class has moved between its versions

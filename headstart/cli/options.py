@@ -39,14 +39,29 @@ class ModelOptions:
     block_size: Annotated[int | None, Option(help="Tokens per KV block.", metavar="N")] = None
     kv_cache_memory: Annotated[str | None, Option(help="Memory for KV, such as 2GiB.", metavar="SIZE")] = None
     prefix_caching: Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share the KV of equal beginnings.")] = True
+    backend: Annotated[str, Option("--backend", help="native, or vllm: several devices and nodes (docs/scale.md).", metavar="NAME")] = (
+        "native"
+    )
+    tensor_parallel_size: Annotated[int | None, Option(help="vllm: devices that share each layer.", metavar="N")] = None
+    pipeline_parallel_size: Annotated[int | None, Option(help="vllm: groups of devices that share the layers.", metavar="N")] = None
+    data_parallel_size: Annotated[int | None, Option(help="vllm: copies of the model.", metavar="N")] = None
+    backend_option: Annotated[
+        list[str], Option("--backend-option", help="vllm: any of its own arguments, such as nnodes=2. Repeat it.", metavar="NAME=VALUE")
+    ] = field(default_factory=list)
+    vllm_python: Annotated[str | None, Option(help="vllm: the Python that has it. Also HEADSTART_VLLM_PYTHON.", metavar="PATH")] = None
     config: Annotated[str | None, Option(help="TOML file with any of these options; the command line wins.", metavar="FILE")] = None
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of LLM: only what was given."""
         limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
-        names = ("tokenizer", "revision", "quantization", *limits)
+        elsewhere = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "vllm_python")
+        names = ("tokenizer", "revision", "quantization", *limits, *elsewhere)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**given, "dtype": self.dtype, "device": self.device, "enable_prefix_caching": self.prefix_caching}
+        if self.backend_option:
+            given["backend_options"] = dict(_option(text) for text in self.backend_option)
+        if not self.prefix_caching:
+            given["enable_prefix_caching"] = False
+        return {**given, "dtype": self.dtype, "device": self.device, "backend": self.backend}
 
 
 @dataclass
@@ -166,6 +181,17 @@ class SamplingOptions:
         }
         given = {name: value for name, value in asked.items() if value is not None}
         return given or None
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE`, the value as JSON where it is JSON, else as text. Raises ConfigError."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--backend-option {text} must be a name and a value: write --backend-option nnodes=2")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
 
 
 def _pair(text: str) -> tuple[int, float]:

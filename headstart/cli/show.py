@@ -51,7 +51,7 @@ class StreamPrinter:
 
     def update(self, output: CompletionOutput) -> None:
         """Write what is new in a cumulative output."""
-        if not self.marks:
+        if not self.marks or not output.token_texts:  # some backends do not say which token was drafted
             self._write(output.text[self.written :], False)
         else:
             at = self._settled_chars

@@ -128,13 +128,38 @@ class RequestMetrics:
         self.rejected_prediction_tokens = (self.rejected_prediction_tokens or 0) + rejected
 
 
+@dataclass(frozen=True)
+class RejectedDraft:
+    """A draft that does not stand. `p` and `q` as in TokenTrace; p is None behind the first one, which nobody judged."""
+
+    token_id: int
+    text: str | None
+    p: float | None
+    q: float | None
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """How one emitted token was judged.
+
+    p: its probability under the law of the target at its place, after every option (of a greedy request: before the
+    argmax is taken). q: that under the law it was drafted from; None where none was reported, so that it was judged as a point
+    mass, and where the token is the target's own. rejected: the drafts in whose place a recovered token stands.
+    """
+
+    p: float
+    q: float | None = None
+    rejected: tuple[RejectedDraft, ...] = ()
+
+
 @dataclass
 class CompletionOutput:
     """One completion. `text` is always the concatenation of `token_texts`.
 
     `logprobs` has one dictionary per token, id -> Logprob: the token itself, then the likeliest ones; None unless asked
     for. `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
-    stood) or "target" (a step without drafts). `token_texts` and `origins` are ours; the rest is vLLM's.
+    stood) or "target" (a step without drafts). `traces` has one entry per token; None unless asked for. `token_texts`,
+    `origins` and `traces` are ours; the rest is vLLM's.
     """
 
     index: int
@@ -148,6 +173,7 @@ class CompletionOutput:
     spec_decode_metrics: SpecDecodeMetrics | None = None
     token_texts: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    traces: list[TokenTrace] | None = None
 
 
 @dataclass

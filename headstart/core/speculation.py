@@ -18,8 +18,9 @@ DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
 METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head")
+VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
-# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device.
+# Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
 _REFUSED = {
     "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
@@ -27,14 +28,21 @@ _REFUSED = {
     "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
+# Further keys that vLLM knows and that have no counterpart here.
+_VLLM_KEYS = (
+    *_REFUSED,
+    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
+)
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
+CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
-    "model": ("draft_model", "head"),
-    "revision": ("draft_model", "head"),
-    "quantization": ("draft_model", "head"),
-    "max_model_len": ("draft_model", "head"),
-    "draft_temperature": ("draft_model", "head"),
+    "model": CHECKPOINT_METHODS,
+    "revision": CHECKPOINT_METHODS,
+    "quantization": CHECKPOINT_METHODS,
+    "max_model_len": CHECKPOINT_METHODS,
+    "draft_temperature": CHECKPOINT_METHODS,
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "corpus": ("corpus",),
@@ -83,6 +91,7 @@ class SpeculativeConfig:
     max_model_len: a context limit for the draft below its own.
     revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
     options: a dictionary for a drafter of others.
+    backend_options: keys of vLLM's speculative_config without a counterpart here, for backend="vllm"; its methods VLLM_METHODS too.
 
     Raises ConfigError on anything out of range or contradictory.
     """
@@ -106,12 +115,13 @@ class SpeculativeConfig:
     revision: str | None = None
     quantization: str | None = None
     options: Mapping[str, Any] | None = None
+    backend_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "revision", "corpus"):
             text(name, getattr(self, name))
         self._settle_method()
-        kind = self.method if self.method in METHODS else "foreign"
+        kind = self.method if self.method in (*METHODS, *VLLM_METHODS) else "foreign"
         for name, owners in _OWNERS.items():
             if getattr(self, name) is not None and kind not in owners:
                 owner = "a drafter of others" if owners == ("foreign",) else " and ".join(owners)
@@ -129,8 +139,16 @@ class SpeculativeConfig:
         quantization("quantization", self.quantization)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise ConfigError(f"options={self.options!r} must be a dictionary: it is handed to the drafter")
+        for name in ("options", "backend_options"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a dictionary: it is handed on as it is")
+
+    def check_native(self) -> None:
+        """Raises ConfigError on what only another backend can do."""
+        if self.method in VLLM_METHODS:
+            raise ConfigError(f"method={self.method!r} is not available in the native engine: use backend='vllm', or method='draft_model'")
+        if self.backend_options:
+            raise ConfigError(f"backend_options={dict(self.backend_options)!r} have no effect in the native engine: use backend='vllm'")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # frozen for everybody else
@@ -155,7 +173,7 @@ class SpeculativeConfig:
             self._put("method", named)
         if self.method == "eagle3":  # vLLM's name
             self._put("method", "head")
-        if self.method not in METHODS and foreign_method(self.method) is None:
+        if self.method not in (*METHODS, *VLLM_METHODS) and foreign_method(self.method) is None:
             raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
         if self.method in ("draft_model", "head") and not self.model:
             raise ConfigError(f"method={self.method!r} needs model=DRAFT: a directory, a GGUF file or a hub id")
@@ -221,9 +239,10 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", given, 1, MAX_DRAFTS)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+    def from_dict(cls, given: Mapping[str, Any], backend: str = "native") -> SpeculativeConfig:
         """Read vLLM's `speculative_config` dictionary: its keys act, or are refused by name with the nearest valid one."""
         out: dict[str, Any] = {}
+        handed: dict[str, Any] = {}
         for raw, value in given.items():
             name = str(raw).replace("-", "_")
             if value is None:
@@ -239,11 +258,16 @@ class SpeculativeConfig:
                 if value == "probabilistic":
                     continue  # our default: the draft samples from its warped law and reports it
                 name, value = "draft_temperature", 0.0
+            elif name in _VLLM_KEYS and backend == "vllm":
+                put_once(handed, name, value, str(raw))
+                continue
             elif name in _REFUSED:
                 if value is _HARMLESS.get(name):
                     continue  # asks for exactly what happens anyway
                 raise ConfigError(f"speculative_config[{raw!r}]={value!r}: {_REFUSED[name]}")
             put_once(out, name, value, str(raw))
+        if handed:
+            out["backend_options"] = {**handed, **(out.get("backend_options") or {})}
         return cls(**out)
 
     def describe(self) -> str:

@@ -106,20 +106,17 @@ def batch_speedup(batch: int, acceptance: Seq[float], pass_time: Callable[[int],
     return pass_time(batch) * expected_tokens(acceptance) / (pass_time(batch * (k + 1)) + k * draft_time(batch))
 
 
-def batch_crossover(gain: Callable[[int], float], limit: int = 4096) -> int | None:
-    """The smallest batch at which `gain(batch)` is no more than 1; None when it is above 1 up to `limit`.
+def paying_batches(gain: Callable[[int], float], limit: int = 4096) -> list[tuple[int, int]]:
+    """The stretches (first, last) of batch sizes 1..limit at which `gain(batch)` is above 1; the end of one is a crossover.
 
-    Looks at 1, 2, 4, …, then halves the stretch in which it crosses, so it takes a gain that falls there once.
+    Usually one from 1 on. Experts make it two (few rows choose few experts, so further rows are dear at first), and long contexts
+    make the last one endless, since KV is read once for all rows of a sequence.
     """
-    low, high = 0, 1
-    while high < limit and gain(high) > 1:
-        low, high = high, min(2 * high, limit)
-    if gain(high) > 1:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if gain(middle) > 1 else (low, middle)
-    return high
+    out: list[tuple[int, int]] = []
+    for batch in range(1, limit + 1):
+        if gain(batch) > 1:
+            out = [*out[:-1], (out[-1][0], batch)] if out and out[-1][1] == batch - 1 else [*out, (batch, batch)]
+    return out
 
 
 def free_rows(operations: float, bandwidth: float, bytes_per_weight: float) -> float:

@@ -48,7 +48,7 @@ def head_config(config: HeadConfig, target: str, architectures: Sequence[str], d
             "rms_norm_eps": c.eps,
             "max_position_embeddings": c.max_len,
             "rope_theta": c.rope_theta,
-            "rope_parameters": {"rope_type": "default", **(c.rope_scaling or {}), "rope_theta": c.rope_theta},
+            "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": False,

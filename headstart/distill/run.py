@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from headstart.distill.eagle import HeadStudent, Target
 from headstart.distill.features import Example, extract
 from headstart.distill.small import SmallStudent, pruned
 from headstart.distill.train import Options, Progress, measure, train
+from headstart.models.decoder import ModelConfig
 from headstart.models.head import HeadConfig
 
 if TYPE_CHECKING:
@@ -68,16 +69,18 @@ class Made:
 def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> Made | None:
     """Make a draft of `llm`; None when `stop` came first: the same call goes on from there. Raises ConfigError, ModelError."""
     clock = _Clock(plan.out / _WORK / "seconds.json")
+    _check_target(llm)
+    taps = _taps(llm, plan)
+    small = _small(llm, plan) if plan.kind == "model" else None  # what cannot be is found before the target writes for an hour
     split = write_texts(llm, plan, say, stop)
     clock.lap("texts")
     if stop():
         return None
-    taps = _taps(llm, plan)
     folder = plan.out / _WORK / "states"
     examples = extract(llm.engine, split.train, taps, folder, say)
     held_out = extract(llm.engine, split.held_out, taps, folder, say)
     clock.lap("states")
-    student = _head(llm, plan, split, taps) if plan.kind == "head" else _small(llm, plan)
+    student: Any = small or _head(llm, plan, split, taps)
     path = plan.out / _WORK / f"{plan.kind}.safetensors"
     progress, done = train(student, examples, held_out, plan.training, path, say, stop)
     clock.lap("training")
@@ -140,6 +143,16 @@ def _left(split: Split) -> str:
     return ", ".join(f"{n} {why}" for why, n in split.left_out.items() if n) or "none"
 
 
+def _check_target(llm: LLM) -> None:
+    """Targets whose law is more than head(norm(state)) cannot teach from their last state. Raises ConfigError."""
+    config = llm.engine.target.model.config  # type: ignore[attr-defined]
+    for name, why in (("logit_cap", "caps its logits"), ("window", "has sliding windows")):
+        if getattr(config, name, None) is not None:
+            raise ConfigError(f"{llm.config.model} {why}: headstart distill does not know such targets yet")
+    if config.logit_scale != 1.0 or config.unit_norms:
+        raise ConfigError(f"{llm.config.model} scales its logits or norms: headstart distill does not know such targets yet")
+
+
 def target_tables(llm: LLM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Embedding, norm before the head, and head of the target, in fp32. Raises ConfigError where they cannot be had."""
     from headstart.runtime.checkpoint import convert, open_checkpoint
@@ -156,7 +169,10 @@ def _head(llm: LLM, plan: Plan, split: Split, taps: Sequence[int]) -> HeadStuden
     model: Any = llm.engine.target.model
     embedding, norm, head = target_tables(llm)
     ids = vocabulary.choose(split.train, llm.get_tokenizer(), llm.engine.eos_ids, llm.engine.target.vocab, plan.vocab)
-    layer = replace(model.config, layers=1, kv_heads=model.config.heads, tied=False, attention_bias=False, mlp_bias=False)
+    c = model.config
+    layer = ModelConfig(
+        c.vocab_size, c.hidden, 1, c.heads, c.heads, c.head_dim, c.intermediate, c.eps, c.max_len, rope_theta=c.rope_theta
+    )  # a Llama layer, whatever the target's are; of as many key heads as query heads, since values carry the embedding
     config = HeadConfig(layer, tuple(taps), len(ids), model.config.hidden, norm_before_residual=False)
     return HeadStudent(config, Target(embedding, norm, head[ids], ids, model.config.eps), plan.passes, plan.seed)
 

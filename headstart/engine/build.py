@@ -10,6 +10,7 @@ from headstart import draft
 from headstart.core.blocks import BlockPool
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
+from headstart.core.memory import blocks_of, pool_blocks
 from headstart.core.pace import Pace
 from headstart.core.scheduler import Scheduler
 from headstart.draft.base import DraftContext, Drafter
@@ -88,7 +89,6 @@ def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device:
         raise ConfigError(f"max_model_len={config.max_model_len} is above the model's own context of {own}: lower it")
     max_len = config.max_model_len or own
     per_token = model.kv_bytes_per_token + drafter.kv_bytes_per_token
-    block_bytes = per_token * config.block_size
     if config.kv_cache_memory is not None:
         budget = int(config.kv_cache_memory)
     elif config.gpu_memory_utilization is not None:
@@ -96,14 +96,14 @@ def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device:
         budget = min(int(config.gpu_memory_utilization * total_memory(device)) - model.weight_bytes, int(0.95 * free_memory(device)))
     else:
         budget = int(0.9 * free_memory(device)) if device.type == "cuda" else min(_CPU_KV_BYTES, free_memory(device) // 2)
-    per_sequence = -(-max_len // config.block_size)
-    blocks = min(max(budget, 0) // block_bytes, per_sequence * config.max_num_seqs)
+    per_sequence = blocks_of(max_len, config.block_size)
+    blocks = pool_blocks(budget, per_token, config.block_size, max_len, config.max_num_seqs)
     if blocks < per_sequence:
         fits = blocks * config.block_size
         if config.max_model_len is not None or fits < 2:
             raise ConfigError(
                 f"KV memory of {budget / 2**20:.0f} MiB holds {fits} tokens, max_model_len={max_len} needs "
-                f"{per_sequence * block_bytes / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+                f"{per_sequence * config.block_size * per_token / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
             )
         notes.append(f"context limited to {fits} of {own} tokens: that is what {budget / 2**20:.0f} MiB of KV hold")
         max_len = fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats, TokenTrace
 from headstart.core.params import SamplingParams
 from headstart.core.stopping import find_stop, held_back, stop_at
 from headstart.core.types import Sequence
@@ -34,6 +34,7 @@ class Completion:
         self._tail = ""  # the end of the text, long enough for a stop string
         self._keep = max((len(s) for s in self.stops), default=0)
         self.logprobs: list[dict[int, Logprob]] = []
+        self.traces: list[TokenTrace] | None = [] if seq.params.trace_drafts else None
         self.cumulative_logprob = 0.0
         speaks = tokenizer is not None and seq.params.detokenize
         self._text = Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens) if speaks else None
@@ -104,6 +105,7 @@ class Completion:
             spec_decode_metrics=metrics if s.num_spec_tokens else None,
             token_texts=pieces,
             origins=list(self.origins),
+            traces=None if self.traces is None else list(self.traces),
         )
 
 

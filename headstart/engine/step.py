@@ -34,7 +34,8 @@ from headstart.draft.guard import Guard
 from headstart.draft.prediction import PredictionDrafter
 from headstart.engine.clock import StepClock
 from headstart.engine.request import Completion, Request
-from headstart.ops.grammar import GrammarCompiler
+from headstart.engine.trace import trace
+from headstart.ops.grammar import Grammar, GrammarCompiler
 from headstart.ops.logprobs import Scores, log_law, score
 from headstart.ops.verify import Fault, verify
 from headstart.runtime.runner import Feed, Runner
@@ -75,13 +76,26 @@ class Engine:
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: str | None, ids: list[int], params: SamplingParams, *, salt: bytes = b"") -> Request:
-        """Queue a request; its prefix is shared with those of equal `salt`. Raises ConfigError when it cannot be served as it is."""
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        salt: bytes = b"",
+        grammar: Grammar | None = None,
+    ) -> Request:
+        """Queue a request; its prefix is shared with those of equal `salt`. Raises ConfigError when it cannot be served as it is.
+
+        grammar: of `params.structured_outputs`, by whoever has compiled it beforehand.
+        """
         with self.lock:
             ids = self._truncated(ids, params)
             self._check(request_id, ids, params)
             bad_words = self._bad_words(params)
-            grammar = None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
+            if params.structured_outputs is not None and grammar is None:
+                grammar = self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
             k = self._draft_count(params)
             prediction = self._prediction(params)
             seed = params.seed
@@ -184,6 +198,11 @@ class Engine:
                         c.seq.finish_reason = "abort"
                         self._retire(c.seq)
             return request
+
+    def close(self) -> None:
+        """Abort what runs. Memory goes when the object goes."""
+        for request_id in list(self.requests):
+            self.abort(request_id)
 
     def use(self, drafter: Drafter, drafts: int, rule: str | None, pace: Pace | None = None) -> None:
         """Draft another way from the next request on; the drafter is allocated for this pool. Raises ConfigError amid requests.
@@ -324,6 +343,7 @@ class Engine:
         seq, drafted, start = completion.seq, len(proposal.tokens), len(completion.seq.tokens)
         judged = accepted + (tail is not None)  # rows that yield a token
         laws = log_law(rows[:judged], seq, proposal.tokens[: judged - 1], self.processed_logprobs) if completion.scored and judged else None
+        traces = None if completion.traces is None else trace(rows, seq, proposal, accepted, tail, self._text)
         kept, ended = 0, False
         for token in proposal.tokens[:accepted]:
             ended = completion.push(token, "draft")
@@ -337,6 +357,8 @@ class Engine:
         new = seq.tokens[start:]
         if laws is not None:
             completion.score(self._named(score(laws[: len(new)], new, seq.params.logprobs or 0), seq.params))
+        if traces is not None and completion.traces is not None:
+            completion.traces += traces[: len(new)]
         if seq.grammar is not None:
             try:
                 seq.grammar.commit(new)
@@ -374,8 +396,12 @@ class Engine:
 
     def _named(self, scores: list[Scores], params: SamplingParams) -> list[dict[int, Logprob]]:
         """vLLM's form, with the text of each token where there is a tokenizer and text is wanted."""
-        speaks = self.tokenizer is not None and params.detokenize
-        return [{t: Logprob(p, rank, self.tokenizer.decode([t]) if speaks else None) for t, (p, rank) in entry.items()} for entry in scores]
+        text = self._text if params.detokenize else lambda token: None
+        return [{t: Logprob(p, rank, text(t)) for t, (p, rank) in entry.items()} for entry in scores]
+
+    def _text(self, token: int) -> str | None:
+        """One token's own text; None where there is no tokenizer."""
+        return None if self.tokenizer is None else str(self.tokenizer.decode([token]))
 
     def _mark_scheduled(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

@@ -89,35 +89,43 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any, vocab: int, eos_ids: Seq[int]) -> None:
         self.tokenizer, self.vocab, self.eos_ids = tokenizer, vocab, list(eos_ids)
         self._table: Any = None
-        self._known: OrderedDict[str, Any] = OrderedDict()  # text -> a matcher at its beginning, the latest last
+        self._known: OrderedDict[str, Any] = OrderedDict()  # what was wanted -> a matcher at its beginning, the latest last
         self._lock = threading.Lock()  # servers compile off the engine's thread
+
+    def known(self, wanted: StructuredOutputsParams) -> Grammar | None:
+        """The grammar at its beginning, if it was compiled lately."""
+        with self._lock:
+            matcher = self._known.get(repr(wanted))
+            if matcher is None:
+                return None
+            self._known.move_to_end(repr(wanted))
+        return Grammar(matcher.deep_copy(), self.eos_ids)
 
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """A grammar at its beginning. Raises ConfigError with the reason when the schema, expression or grammar is wrong."""
+        known = self.known(wanted)
+        if known is not None:
+            return known
         from llguidance import LLMatcher
 
         if not self.eos_ids:
             raise ConfigError("structured_outputs needs an end-of-text token, and this model names none: set eos_token_id in its config")
-        table = self._tokens()
+        table = self.table()
         try:
-            text = _grammar_text(wanted)
-            with self._lock:
-                known = self._known.get(text)
-            if known is not None:
-                return Grammar(known.deep_copy(), self.eos_ids)
-            problem = LLMatcher.validate_grammar(text, table)
+            matcher = LLMatcher(table, _grammar_text(wanted))
+            problem = matcher.get_error()
         except Exception as e:  # the library raises ValueError and kinds of its own
             problem = str(e) or type(e).__name__
         if problem:
             raise ConfigError(f"structured_outputs cannot be used: {' '.join(problem.split())[:300]}")
-        matcher = LLMatcher(table, text)
         with self._lock:
-            self._known[text] = matcher
+            self._known[repr(wanted)] = matcher
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return Grammar(matcher.deep_copy(), self.eos_ids)
 
-    def _tokens(self) -> Any:
+    def table(self) -> Any:
+        """The tokenizer's table of bytes. Raises ConfigError when there is none to be had."""
         if self._table is None:
             import llguidance.hf
 

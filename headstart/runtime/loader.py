@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from headstart.core.errors import ModelError, first_line
-from headstart.models import llama
+from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from headstart.models.decoder import Decoder
 from headstart.models.head import Head, HeadConfig
 from headstart.ops.quant import Weight, quantise
 from headstart.ops.quant import embed as embed_rows
 from headstart.runtime.checkpoint import Checkpoint, convert
 
-FAMILIES: dict[str, ModuleType] = {name: family for family in (llama,) for name in family.MODEL_TYPES}
+_FAMILIES = (llama, mistral, qwen2, qwen3, gemma, phi3, smollm3, olmo2, granite)
+FAMILIES: dict[str, ModuleType] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
 # Buffers that old conversions stored beside the weights; they are computed from the config.
 _NO_WEIGHTS = ("rotary_emb.inv_freq",)
@@ -57,7 +58,8 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
 
     with torch.inference_mode():
         try:
-            model = Decoder(config, source, dtype, device)
+            adapt = getattr(FAMILIES[kind], "adapt", None)  # of a family that stores its weights under other names
+            model = Decoder(config, adapt(source, config) if adapt else source, dtype, device)
         except (RuntimeError, IndexError) as e:
             raise ModelError(f"{checkpoint.path}: tensors do not fit config.json ({first_line(e)})") from None
     left = [name for name in unused if not (name.endswith(_NO_WEIGHTS) or (config.tied and name == "lm_head.weight"))]

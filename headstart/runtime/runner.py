@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from headstart.ops.attention import Batch, KVCache, Span, causal_mask, slot_range
+from headstart.ops.attention import Batch, KVCache, Layout, Span, causal_mask, slot_range
 
 
 class Model(Protocol):
@@ -18,10 +18,13 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def new_cache(self, slots: int) -> KVCache: ...
+    def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache: ...
 
     @property
     def kv_bytes_per_token(self) -> int: ...
+
+    @property
+    def window(self) -> int | None: ...
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor: ...
 
@@ -44,41 +47,61 @@ class Feed:
     table: Seq[int]
     logits: int = 0
     first: int = 0
+    local: Seq[int] = ()  # the table of sliding layers, where the runner has blocks of their own for them
 
 
 def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """What sequences feed, as one pass."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[Tensor] = []
-    spans: list[Span] = []
+    """What sequences feed, as one pass through layers that see all keys."""
+    tokens = [t for f in feeds for t in f.tokens]
+    positions = [p for f in feeds for p in range(f.start, f.start + len(f.tokens))]
     wanted: list[int] = []
+    end = 0
     for f in feeds:
-        row, stop = len(tokens), f.start + len(f.tokens)
-        tokens.extend(f.tokens)
-        positions.extend(range(f.start, stop))
-        keys = slot_range(f.table, block_size, f.first, stop, device)
-        before = f.start - f.first
-        new = torch.arange(keys.start + before, keys.stop, device=device) if isinstance(keys, slice) else keys[before:]
-        slots.append(new)
-        mask = causal_mask(len(f.tokens), stop - f.first, dtype, device)
-        spans.append(Span(slice(row, len(tokens)), stop - f.first, keys, mask))
-        wanted.extend(range(len(tokens) - f.logits, len(tokens)))
+        end += len(f.tokens)
+        wanted.extend(range(end - f.logits, end))
+    slots, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
     return Batch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
-        slots=slots[0] if len(slots) == 1 else torch.cat(slots),
+        slots=slots,
         spans=spans,
         logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=device),
     )
 
 
-class Runner:
-    """One model, its KV for every block of the pool, and the number of real ids of the vocabulary."""
+def _places(
+    feeds: Seq[Feed],
+    tables: Seq[Seq[int]],
+    firsts: Seq[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
+) -> tuple[Tensor, list[Span]]:
+    """The slots that new keys go to, and where those lie that each feed may see, from its first position on."""
+    slots: list[Tensor] = []
+    spans: list[Span] = []
+    row = 0
+    for f, table, first in zip(feeds, tables, firsts, strict=True):
+        rows, stop = len(f.tokens), f.start + len(f.tokens)
+        keys = slot_range(table, block_size, first, stop, device)
+        new = torch.arange(keys.stop - rows, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start - first :]
+        slots.append(new)
+        spans.append(Span(slice(row, row + rows), stop - first, keys, causal_mask(rows, stop - first, dtype, device, window)))
+        row += rows
+    return slots[0] if len(slots) == 1 else torch.cat(slots), spans
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, vocab: int, max_len: int) -> None:
+
+class Runner:
+    """One model, its KV for every block of the pool, and the number of real ids of the vocabulary.
+
+    local_blocks: how many blocks sliding layers have of their own; None: they use those of the other layers.
+    """
+
+    def __init__(self, model: Model, num_blocks: int, block_size: int, vocab: int, max_len: int, local_blocks: int | None = None) -> None:
         self.model, self.block_size, self.vocab, self.max_len = model, block_size, vocab, max_len
-        self.cache = model.new_cache(num_blocks * block_size)
+        self.own_local = local_blocks is not None
+        self.cache = model.new_cache(num_blocks * block_size, None if local_blocks is None else local_blocks * block_size)
 
     @torch.inference_mode()
     def forward(self, feeds: Seq[Feed]) -> list[Tensor]:
@@ -97,7 +120,13 @@ class Runner:
         return self._per_feed(logits, feeds), list(states)
 
     def _batch(self, feeds: Seq[Feed]) -> Batch:
-        return lay_out(feeds, self.block_size, self.model.dtype, self.model.device)
+        model = self.model
+        batch = lay_out(feeds, self.block_size, model.dtype, model.device)
+        if (window := model.window) is not None:
+            tables = [f.local if self.own_local else f.table for f in feeds]
+            firsts = [max(0, f.start - window + 1) for f in feeds]
+            batch.local = Layout(*_places(feeds, tables, firsts, self.block_size, model.dtype, model.device, window))
+        return batch
 
     def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
         logits = logits[:, : self.vocab]

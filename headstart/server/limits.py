@@ -25,6 +25,7 @@ class Limits:
     tools: int = 128
     schema_bytes: int = 64 << 10
     schema_depth: int = 32
+    grammar_seconds: float = 10.0  # for one to compile
     template_bytes: int = 64 << 10  # chat_template_kwargs
 
 

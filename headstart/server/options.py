@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.core.errors import ConfigError
-from headstart.core.params import SamplingParams
+from headstart.core.params import SamplingParams, StructuredOutputsParams
 from headstart.server.errors import invalid, refused
 from headstart.server.limits import Limits, at_most, check_schema
 from headstart.server.messages import text_of
@@ -22,6 +22,7 @@ _SAMPLING = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids", "num_speculative_tokens", "verify"),
+    "trace_drafts",
 )
 
 
@@ -48,7 +49,7 @@ def chat_sampling(asked: ChatRequest, limits: Limits) -> SamplingParams:
         if params.structured_outputs is not None:
             raise invalid("tool_choice forces a call, and response_format or structured_outputs another text: leave one out", "tool_choice")
         try:
-            params = dataclasses.replace(params, structured_outputs={"json": forced})
+            params = dataclasses.replace(params, structured_outputs=StructuredOutputsParams(json=forced))
         except ConfigError as e:
             raise refused(str(e), SamplingParams.__dataclass_fields__) from None
     return params
@@ -58,7 +59,10 @@ def completion_sampling(asked: CompletionRequest, limits: Limits) -> SamplingPar
     """The options of a completion request. Raises ApiError 400."""
     if asked.suffix:
         raise invalid("suffix is not supported: the model continues a text, it does not fill one in", "suffix")
-    more = _given(max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+    if asked.max_tokens == 0 and asked.min_tokens:
+        raise invalid(f"min_tokens={asked.min_tokens} is above max_tokens=0: leave one of them out", "min_tokens")
+    # Of nothing at all the engine makes one token, which is not shown: the pass that scores the prompt yields it anyway.
+    more = _given(max_tokens=1 if asked.max_tokens == 0 else asked.max_tokens, logprobs=asked.logprobs)
     if asked.echo and asked.logprobs is not None and asked.prompt_logprobs is None:
         more["prompt_logprobs"] = asked.logprobs
     if asked.stream and asked.best_of is not None and asked.best_of > (asked.n or 1):
@@ -113,16 +117,28 @@ def _no_effect(asked: Asked) -> None:
     """Fields that would change the output elsewhere and cannot here."""
     if asked.spaces_between_special_tokens is False:
         raise invalid("spaces_between_special_tokens=false is not available: leave it out or send true", "spaces_between_special_tokens")
-    if asked.stream and asked.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs cannot be streamed: send stream=false", "prompt_logprobs")
     if asked.request_id is not None and not _REQUEST_ID.fullmatch(asked.request_id):
         raise invalid("request_id must be at most 128 letters, digits, '.', ':', '_' and '-'", "request_id")
     if asked.priority:
         raise invalid(f"priority={asked.priority} is not available: requests run in order of arrival", "priority")
 
 
-def _structured(asked: Asked, limits: Limits) -> dict[str, Any] | None:
-    """`structured_outputs` from whichever field asks for it; two that ask are a contradiction."""
+def _structured(asked: Asked, limits: Limits) -> StructuredOutputsParams | None:
+    """What the output must look like, from the one field that says it; two that do are a contradiction."""
+    found = _grammars(asked)
+    if len(found) > 1:
+        raise invalid(f"{' and '.join(found)} both say what the output must look like: leave one of them out", list(found)[-1])
+    for name, wanted in found.items():
+        check_schema(name, wanted, limits)
+        try:
+            return StructuredOutputsParams(**wanted)
+        except ConfigError as e:
+            raise invalid(f"{name}: {e}", name) from None
+    return None
+
+
+def _grammars(asked: Asked) -> dict[str, dict[str, Any]]:
+    """Field -> what it asks for, as the keywords of StructuredOutputsParams."""
     found: dict[str, dict[str, Any]] = {}
     if asked.structured_outputs is not None:
         found["structured_outputs"] = asked.structured_outputs
@@ -134,12 +150,12 @@ def _structured(asked: Asked, limits: Limits) -> dict[str, Any] | None:
         wanted = _response_format(asked.response_format)
         if wanted is not None:
             found["response_format"] = wanted
-    if len(found) > 1:
-        raise invalid(f"{' and '.join(found)} both say what the output must look like: leave one of them out", list(found)[-1])
-    for name, wanted in found.items():
-        check_schema(name, wanted, limits)
-        return wanted
-    return None
+    return found
+
+
+def grammar_field(asked: Asked) -> str:
+    """The field that a request's grammar comes from."""
+    return next(iter(_grammars(asked)), "tools")
 
 
 def _response_format(given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import headstart
-from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestOutput
 from headstart.core.params import SamplingParams
 from headstart.server.answers import Form, Stream, whole
-from headstart.server.errors import internal, invalid, refused, timed_out, unavailable, unknown_model
+from headstart.server.errors import internal, invalid, timed_out, unavailable, unknown_model
 from headstart.server.events import PING, EventStream, event, until_gone
+from headstart.server.grammars import Grammars
 from headstart.server.limits import check_lengths
 from headstart.server.loop import EngineLoop, Ticket
 from headstart.server.metrics import Metrics
-from headstart.server.options import chat_sampling, completion_sampling
+from headstart.server.options import chat_sampling, completion_sampling, grammar_field
 from headstart.server.prompts import Prompter, prompts_of
 from headstart.server.settings import Settings
 from headstart.server.shapes import Asked, ChatRequest, CompletionRequest, DetokenizeRequest, StreamOptions, TokenizeRequest
@@ -58,7 +58,7 @@ class Service:
         """Take a loaded model and begin to answer."""
         engine = llm.engine
         self.context, self.vocab = engine.target.max_len, engine.target.vocab
-        self.grammars = engine.grammars
+        self.grammars = Grammars(engine.grammars, self.settings.limits.grammar_seconds)
         self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits, self.context)
         self.metrics = Metrics(self.settings.served_name, self.settings.metrics_prefix, self.context)
         digest = hashlib.sha256(repr(replace(llm.config, hf_token=None)).encode()).hexdigest()[:8]
@@ -132,7 +132,7 @@ class Service:
         params = completion_sampling(asked, self.settings.limits)
         prompts = prompts_of(asked, self.settings.limits)
         form = self._form(asked, params, chat=False)
-        form.top_logprobs = asked.logprobs
+        form.top_logprobs, form.silent = asked.logprobs, asked.max_tokens == 0
 
         def prepare() -> list[Prepared]:
             made: list[Prepared] = []
@@ -143,9 +143,7 @@ class Service:
                 else:
                     made.append((None, prompt))
             if asked.echo:
-                if len(made) > 1:
-                    raise invalid("echo with several prompts is not available: send one at a time", "echo")
-                form.echo = made[0][0] if made[0][0] is not None else self._decode(made[0][1])
+                form.echo = [self._decode(ids) if text is None else text for text, ids in made]
             return made
 
         return await self._run(request, asked, form, params, len(prompts), prepare, params.max_tokens)
@@ -159,7 +157,8 @@ class Service:
             chat=chat,
             n=params.n,
             ids=bool(asked.return_token_ids),
-            origins=bool(asked.return_token_origins),
+            origins=bool(asked.return_token_origins or asked.trace_drafts),
+            prompt_logprobs=asked.prompt_logprobs is not None,
             level=self.settings.request_metrics,
             usage=bool(options.include_usage),
             continuous=bool(options.continuous_usage_stats),
@@ -195,12 +194,13 @@ class Service:
         streams = bool(asked.stream)
         try:
             prepared = await self.work(prepare)
+            grammar = None
             if params.structured_outputs is not None:
-                await self.work(self._compiles, params)  # a wrong or costly grammar must not hold up the engine
+                grammar = await self.grammars.compile(params.structured_outputs, grammar_field(asked))  # type: ignore[arg-type]
             for text, ids in prepared:
                 check_lengths(len(ids), wanted, self.context, params.truncate_prompt_tokens is not None)
                 salt = self._salt(request, asked)
-                ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt)
+                ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt, grammar=grammar)
                 self.loop.submit(ticket)
                 tickets.append(ticket)
             for ticket in tickets:
@@ -218,12 +218,6 @@ class Service:
             return Response(status_code=499)  # nobody is there to read it
         self._say(request, outputs)
         return JSONResponse(body)
-
-    def _compiles(self, params: SamplingParams) -> None:
-        try:
-            self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
-        except ConfigError as e:
-            raise refused(str(e), SamplingParams.__dataclass_fields__) from None
 
     @staticmethod
     def _salt(request: Request, asked: Asked) -> bytes:

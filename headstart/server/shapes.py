@@ -66,6 +66,7 @@ class Asked(BaseModel):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_token_origins: bool | None = None
+    trace_drafts: bool | None = None
     num_speculative_tokens: int | None = None
     verify: str | None = None
     prediction: dict[str, Any] | None = None

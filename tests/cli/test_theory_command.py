@@ -36,7 +36,7 @@ def test_table_json_and_picture(headstart: Call, tmp_path: Path) -> None:
         (("--alpha", "0.5", "--k", "1..99999999999"), "1..12"),
         (("--alpha", "0.5", "--k", "x"), "1..12"),
         (("--alpha", "0.5", "--plot", "x.txt"), ".png"),
-        (("--alpha", "0.5", "--drafts", "3"), "--help"),
+        (("--alpha", "0.5", "--tokens", "3"), "--tokens"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )

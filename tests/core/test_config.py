@@ -217,7 +217,8 @@ def test_unknown_names_point_to_the_nearest(make, wrong, right):
 
 def test_unknown_method_lists_what_there_is():
     """Methods of other engines are not silently dropped."""
-    refused(lambda: SpeculativeConfig(method="eagle2"), "eagle2", "draft_model", "ngram")
+    refused(lambda: SpeculativeConfig(method="medusa"), "medusa", "draft_model", "ngram")
+    refused(lambda: build(speculative_config={"method": "eagle", "model": D}), "eagle", "draft_model", "backend='vllm'")
     refused(lambda: build(speculative_config="ngram"), "speculative_config")
     refused(lambda: build(speculative_config={"num_speculative_tokens": 4}), "nothing drafts")
 
@@ -262,7 +263,7 @@ SAMPLING = {
     "prediction": ["", (), 5, True, b"ab", [-1], [1.0], [True], ["1"], [None]],
 }
 SPECULATIVE = {
-    "method": ["", "eagle", True, 1],
+    "method": ["", "medusa", True, 1],
     "model": ["", True, 1],
     "num_speculative_tokens": [0, -1, 129, 1.0, True],
     "num_prediction_tokens": [0, -1, 129, 1.0, True],
@@ -281,6 +282,7 @@ SPECULATIVE = {
     "revision": ["", True, 1],
     "quantization": ["", "fp8", "INT8", 8, True],
     "options": ["a", [("a", 1)], 1, True],
+    "backend_options": ["a", [("a", 1)], 1, True],
 }
 ENGINE = {
     "model": ["", None, True, 1],
@@ -302,6 +304,10 @@ ENGINE = {
     "hf_token": [1],
     "logprobs_mode": ["", "raw", "raw_logits", None, True],
     "max_logprobs": [-2, 1.0, True, None],
+    "backend": ["", "vLLM", "sglang", None, True, 1],
+    "backend_options": ["a", [("a", 1)], 1, True, None, {"nnodes": 2}],
+    "vllm_python": ["", "/bin/python", True, 1],
+    "given": ["", "dtype", None, [], set(), True, 1],
     "speculative": [1, None, True, 1, "ngram", {"method": "ngram"}],
 }
 
@@ -317,6 +323,7 @@ FAIR = {
     "logit_bias": [{}],
     "prediction": ["x", "5", [1]],
     "options": [{}, {"a": 1}],
+    "backend_options": [{}, {"a": 1}],
 }
 NAMES = ("model", "corpus", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
 

@@ -11,7 +11,6 @@ import pytest
 from headstart.core.theory import (
     Costs,
     alpha_bounds,
-    batch_crossover,
     batch_speedup,
     best_k,
     break_even,
@@ -21,6 +20,7 @@ from headstart.core.theory import (
     free_rows,
     interpolate,
     overlap,
+    paying_batches,
     shared_noise,
     speedup,
     transport_ceiling,
@@ -93,9 +93,9 @@ def test_drafts_stop_paying_where_passes_are_bound_by_arithmetic() -> None:
     # Free up to 150 rows, then in proportion: 4 drafts of alpha .7 give 2.77 tokens for up to 5 times the time.
     gain = lambda b: batch_speedup(b, [0.7] * 4, lambda rows: max(1.0, rows / 150), lambda b: 0.02)  # noqa: E731
     assert gain(1) == pytest.approx(expected_tokens([0.7] * 4) / 1.08)
-    found = batch_crossover(gain)
-    assert found == next(b for b in range(1, 4096) if gain(b) <= 1) == 81
-    assert batch_crossover(lambda b: 2.0) is None and batch_crossover(lambda b: 0.9) == 1
+    assert paying_batches(gain) == [(1, 80)] and gain(80) > 1 >= gain(81)
+    assert paying_batches(lambda b: 2.0) == [(1, 4096)] and paying_batches(lambda b: 0.9) == []
+    assert paying_batches(lambda b: 1.0 + (b in (1, 2, 5)), 6) == [(1, 2), (5, 5)]
     assert round(free_rows(312e12, 2.039e12, 2)) == 153 and round(free_rows(989e12, 3.35e12, 2)) == 295  # A100, H100 in bf16
 
 
