@@ -82,7 +82,8 @@ def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], 
     clock.lap("states")
     student: Any = small or _head(llm, plan, split, taps)
     path = plan.out / _WORK / f"{plan.kind}.safetensors"
-    progress, done = train(student, examples, held_out, plan.training, path, say, stop)
+    what = f"{plan.kind}, taps {taps}, {plan.vocab} tokens, {plan.passes} passes, {plan.layers} layers of {plan.draft}, lora {plan.lora}"
+    progress, done = train(student, examples, held_out, plan.training, path, say, stop, what)
     clock.lap("training")
     if not done:
         return None

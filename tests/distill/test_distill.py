@@ -92,8 +92,8 @@ def test_more_texts_go_on_from_those_that_are_there(head, target, capfd):
     code, _, err = call(capfd, target, "--out", head, "--resume", *QUICK, "--draft-vocab", "200")
     assert code == 0, err
     assert (head / "work" / "texts" / "texts.jsonl").read_text().splitlines() == lines
-    code, _, err = call(capfd, target, "--out", head, "--resume", *QUICK[:1], "900", *QUICK[2:], "--draft-vocab", "200", "--loss", "kl")
-    assert code == 2 and "other options" in err
+    code, _, err = call(capfd, target, "--out", head, "--resume", *QUICK[:1], "900", *QUICK[2:], "--draft-vocab", "200")
+    assert code == 2 and "other options or texts" in err and "delete it" in err
     assert (head / "work" / "texts" / "texts.jsonl").read_text().splitlines()[: len(lines)] == lines
 
 
