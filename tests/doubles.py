@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from headstart.core import rand
-from headstart.core.blocks import BlockPool
+from headstart.core.blocks import HOLE, BlockPool
 from headstart.core.config import EngineConfig, SpeculativeConfig
+from headstart.core.memory import Blocks
 from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
@@ -62,8 +63,10 @@ class EchoModel:
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
-        cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
-        cache.keys[0].fill_(float("nan"))
+        counts = [slots] if self.window is None else [slots, slots if local_slots is None else local_slots]
+        cache = KVCache(len(counts), counts, 1, 1, self.dtype, self.device)
+        for keys in cache.keys:
+            keys.fill_(float("nan"))
         return cache
 
     def _hash(self, salt: int, tokens: tuple[int, ...]) -> list[float]:
@@ -91,11 +94,18 @@ class EchoModel:
         self.rows += len(batch.tokens)
         ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
         cache.write(0, batch.slots, ids, ids)
-        out = []
+        if self.window is not None:
+            cache.write(1, batch.local.slots, ids, ids)
+        out, out_of = [], []
         for span in batch.spans:
             seen = cache.read(0, span)[0].flatten().tolist()
             assert not any(x != x for x in seen), "a slot was read that nobody wrote"
             assert self.rough or all(x == int(x) for x in seen), "what a rough model wrote was read by the target"
+            if self.window is not None:
+                near = cache.read(1, batch.local.spans[len(out_of)])[0].flatten().tolist()
+                reach = min(span.length, self.window - 1 + span.rows.stop - span.rows.start)
+                assert near == seen[-reach:], "a window holds other tokens than the text"
+            out_of.append(span)
             context = tuple(int(x) for x in seen)
             count = span.rows.stop - span.rows.start
             out += [self.logits(context[: span.length - count + i + 1]) for i in range(count)]
@@ -308,6 +318,7 @@ def make_engine(
     drafter: Drafter,
     *,
     blocks: int = 400,
+    local_blocks: int | None = None,
     block_size: int = 4,
     max_rows: int = 64,
     max_seqs: int = 16,
@@ -333,7 +344,7 @@ def make_engine(
         enable_prefix_caching=share,
         speculative=spec,
     )
-    engine = assemble(config, target, drafter, blocks, max_len, target.vocab, tokenizer, eos)
+    engine = assemble(config, target, drafter, Blocks(blocks, local_blocks), max_len, target.vocab, tokenizer, eos)
     engine.rule = rule
     if random_k is not None and drafts:
         engine.draft_length = lambda seq: rand.key(random_k, seq.id, len(seq.tokens)) % (k + 1)
@@ -345,6 +356,11 @@ def check(engine: Engine) -> None:
     pool: BlockPool = engine.pool
     live = [*engine.scheduler.running, *engine.scheduler.waiting]
     pool.check([s.table for s in live])
+    if pool.local is not None:
+        pool.local.check([s.local for s in live])
+        for s in live:
+            kept = sum(b != HOLE for b in s.local)
+            assert kept <= -(-(pool.window - 1) // pool.block_size) + 2, "blocks before the window were not given back"
     for s in live:
         assert len(s.table) <= -(-len(s.tokens) // pool.block_size), "a sequence holds blocks beyond its committed tokens"
 

@@ -41,6 +41,7 @@ class Arm:
     verify: str = "rejection"
     pace: Pace | None = None  # learned over the whole run; None: always k drafts
     model: str | None = None
+    draft: str = ""  # what drafts, in short
     synthetic: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -106,11 +107,14 @@ def _load_target(llm: LLM, quantization: str) -> Any:
     return load_model(checkpoint, model.dtype, model.device, quantization)
 
 
-def _called(spec: SpeculativeConfig) -> str:
-    """A drafter's name in reports: its file's or its method's."""
+def _called(spec: SpeculativeConfig, llm: LLM) -> str:
+    """A drafter's name in reports: its file's or its method's; a copy of the target in fewer bits has the target's own file."""
     if spec.method == "quantised":
         return f"{spec.method} {spec.quantization}"
-    return (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    what = (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    if not spec.quantization:
+        return what
+    return f"{'target' if spec.model == llm.config.model else what} {spec.quantization}"
 
 
 def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], Arm]) -> Arm:
@@ -137,11 +141,11 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
-    what = "+".join(_called(each) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
+    what = "+".join(_called(each, llm) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
     pace = Pace() if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, notes=notes)
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, what, notes=notes)
     loaded.setdefault(key, arm)
     return arm

@@ -38,6 +38,9 @@ class ModelOptions:
     max_num_batched_tokens: Annotated[int | None, Option(help="Rows of one pass, prefill and drafts included.", metavar="N")] = None
     block_size: Annotated[int | None, Option(help="Tokens per KV block.", metavar="N")] = None
     kv_cache_memory: Annotated[str | None, Option(help="Memory for KV, such as 2GiB.", metavar="SIZE")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, Option(help="Instead: share of the device's memory for weights and KV.", metavar="SHARE")
+    ] = None
     prefix_caching: Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share the KV of equal beginnings.")] = True
     backend: Annotated[str, Option("--backend", help="native, or vllm: several devices and nodes (docs/scale.md).", metavar="NAME")] = (
         "native"
@@ -53,7 +56,7 @@ class ModelOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of LLM: only what was given."""
-        limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
+        limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "gpu_memory_utilization")
         elsewhere = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "vllm_python")
         names = ("tokenizer", "revision", "quantization", *limits, *elsewhere)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

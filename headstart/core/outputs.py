@@ -182,7 +182,7 @@ class CompletionOutput:
     `logprobs` has one dictionary per token, id -> Logprob: the token itself, then the likeliest ones; None unless asked
     for. `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
     stood) or "target" (a step without drafts); `drafters` whose draft it is, None for those that are not drafts. `traces` has one
-    entry per token; None unless asked for. `token_texts`, `origins`, `drafters` and `traces` are ours; the rest is vLLM's.
+    entry per token, None unless asked for. `token_texts`, `origins`, `drafters` and `traces` are ours; the rest is vLLM's.
     """
 
     index: int

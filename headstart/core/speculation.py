@@ -28,12 +28,12 @@ _REFUSED = {
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
-# Further keys that vLLM knows and that have no counterpart here.
+# Further keys that vLLM knows and that have no counterpart here; "arctic" chooses its own suffix method over ours.
 _VLLM_KEYS = (
     *_REFUSED,
     "use_heterogeneous_vocab",
-    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
-    *("use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
+    *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
 
 # Which options act with which methods. "foreign" stands for every drafter of others.

@@ -39,6 +39,7 @@ class Drafter:
 
     name: str = "drafter"  # its method; set by `draft.build`
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
+    temperature: float | None = None  # of its own law; None: that of the request
     hidden_layers: tuple[int, ...] = ()  # of the target: it wants to `see` what enters these; their number is what leaves the last
     asks: bool = False  # whether it asks `pays`, so that it may be given room for more drafts than it is likely to make
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
@@ -61,6 +62,14 @@ class Drafter:
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
         raise NotImplementedError
+
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Any:
+        """Logits [rows, V] after each of the last `rows` of these tokens, which stand at positions start.. of a text.
+
+        For drafters whose law is a function of the text alone: `headstart analyse` judges them at many positions in one pass,
+        with nothing drafted. None, the default, for all others.
+        """
+        return None
 
     def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
         """Called between the pass and its commit where `hidden_layers` names any: the states of every chunk's rows.

@@ -80,7 +80,7 @@ class ModelDrafter(Drafter):
         while active:
             active = [d for d, logits in zip(active, fresh, strict=True) if self._goes_on(d, logits)]
             if active:
-                fresh = self.runner.forward([Feed(d.drawn[-1:], len(d.text) + len(d.drawn) - 1, d.table, 1) for d in active])
+                fresh = self.runner.forward([self._feed(d, d.drawn[-1:], len(d.text) + len(d.drawn) - 1, 1) for d in active])
                 for d in active:
                     self.covered[d.seq.id] = len(d.text) + len(d.drawn)
         return [Proposal() if d is None or not d.drawn else self.proposal(d) for d in drafts]
@@ -107,7 +107,7 @@ class ModelDrafter(Drafter):
                 start = self.start(d.seq)
                 tokens = d.text[start : start + rows]
                 done = start + len(tokens) == len(d.text)
-                feeds.append(Feed(tokens, start, d.table, int(done)))
+                feeds.append(self._feed(d, tokens, start, int(done)))
                 fed.append((d.seq.id, start + len(tokens), done))
                 rows -= len(tokens)
             for (ident, covered, done), logits in zip(fed, self.runner.forward(feeds), strict=True):
@@ -115,6 +115,10 @@ class ModelDrafter(Drafter):
                 if done:
                     last[ident] = logits
         return [last[d.seq.id] for d in drafts]
+
+    @staticmethod
+    def _feed(draft: Draft, tokens: Seq[int], start: int, logits: int) -> Feed:
+        return Feed(tokens, start, draft.table, logits, local=draft.seq.local)
 
     def _goes_on(self, draft: Draft, logits: Tensor) -> bool:
         """Draw one more; whether another one is to follow."""
@@ -136,6 +140,9 @@ class ModelDrafter(Drafter):
             draft.laws.append(q)
         if self.pays is not None:
             draft.odds.append(sureness(logits, q))
+
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.

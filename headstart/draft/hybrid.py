@@ -48,7 +48,7 @@ class HybridDrafter(Drafter):
         """pace: chooses lengths too; None: always as many as there are, and only whose is chosen."""
         self.members, self.adaptive, self.pace = list(members), pace is not None, pace or Pace()
         self.kv_bytes_per_token = sum(m.drafter.kv_bytes_per_token for m in members)
-        self.hidden_layers = tuple(dict.fromkeys(layer for m in members for layer in m.drafter.hidden_layers))
+        self.hidden_layers = tuple(dict.fromkeys(i for m in members for i in m.drafter.hidden_layers))
         self.free = all(m.drafter.free for m in members)
         self.models = {m.name for m in members if not m.drafter.free}
         self.asked: dict[int, int] = {}  # sequence -> drafts that a model was asked for in this step
@@ -142,8 +142,9 @@ class HybridDrafter(Drafter):
     def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
         for member in self.members:
             if wanted := member.drafter.hidden_layers:
-                at = [self.hidden_layers.index(layer) for layer in wanted]
-                member.drafter.see(chunks, [s.unflatten(1, (len(self.hidden_layers), -1))[:, at].flatten(1) for s in states])
+                places = [self.hidden_layers.index(i) for i in wanted]
+                layers = [s.view(len(s), len(self.hidden_layers), -1) for s in states]
+                member.drafter.see(chunks, [s[:, places].flatten(1) for s in layers])
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         for member in self.members:

@@ -23,7 +23,7 @@ class QuantisedDrafter(ModelDrafter):
 
     def attach(self, target: Runner) -> None:
         self.runner = Runner(self.model, 0, target.block_size, self.vocab, target.max_len)
-        self.runner.cache, self.runner.own_local = target.cache, target.own_local
+        self.runner.cache, self.runner.local_blocks = target.cache, target.local_blocks
         self.max_len = target.max_len
 
     def allocate(self, num_blocks: int, block_size: int) -> None:

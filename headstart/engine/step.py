@@ -273,10 +273,7 @@ class Engine:
             self.clock.lap("draft")
             drafting = self.clock.seconds["draft"] - drafted_before
             self.clock.drafts += sum(len(p.tokens) for p in proposals)
-            feeds = [
-                Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
-                for c, p in zip(chunks, proposals, strict=True)
-            ]
+            feeds = [self._feed(c, p) for c, p in zip(chunks, proposals, strict=True)]
             if self.drafter.hidden_layers:
                 logits, states = self.target.forward_with_states(feeds, self.drafter.hidden_layers)
                 self.drafter.see(chunks, states)
@@ -292,7 +289,7 @@ class Engine:
                     rows = rows[chunk.count - 1 :]
                 if not chunk.samples:
                     seq.computed += chunk.count
-                    self.pool.publish(seq)
+                    self.pool.settle(seq)
                     continue
                 touched[request.id] = request
                 try:
@@ -314,6 +311,11 @@ class Engine:
                 self.drafter.pace.pass_took(fed, len(chunks), self.clock.step_seconds - drafting)
             self.drafter.pace.end_step()
             return list(touched.values())
+
+    def _feed(self, chunk: Chunk, proposal: Proposal) -> Feed:
+        seq = chunk.seq
+        fed = seq.tokens[seq.computed : seq.computed + chunk.count] + proposal.tokens
+        return Feed(fed, seq.computed, seq.table, self._rows(chunk, proposal), local=seq.local)
 
     @staticmethod
     def _rows(chunk: Chunk, proposal: Proposal) -> int:
@@ -381,8 +383,7 @@ class Engine:
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.monotonic()
         seq.computed = len(seq.tokens) - 1  # the rollback: what lies beyond is unreachable and will be overwritten
-        self.pool.publish(seq)
-        self.pool.trim(seq.table, len(seq.tokens))
+        self.pool.settle(seq)
 
     def _fail(self, request: Request, seq: Sequence, words: str) -> None:
         """End one sequence with an error; unless its text has ended anyway."""

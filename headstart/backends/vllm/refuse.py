@@ -81,6 +81,11 @@ CONFIG: tuple[ConfigRow, ...] = (
         f"vLLM's draft samples at the request's temperature or greedily: leave it out or set 0, {_NATIVE}",
     ),
     ConfigRow(
+        lambda c: c.quantization or c.speculative.quantization,
+        "quantising at load",
+        f"vLLM has methods of its own: name one of them in speculative_config={{'quantization': ...}}, {_NATIVE}",
+    ),
+    ConfigRow(
         _misread,
         "this draft's path with method='draft_model'",
         f"vLLM takes a path with {', '.join(map(repr, _TELLING))} in it for a head of that kind: name a link to it instead, "
@@ -133,6 +138,11 @@ REQUEST: tuple[RequestRow, ...] = (
         lambda p, s: p.logits_processors,
         "logits_processors",
         f"a function of this process cannot run in vLLM's: use logit_bias, allowed_token_ids or bad_words, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.greedy and p.n > 1,
+        "n above 1 at temperature 0",
+        f"vLLM does not make the same text twice: ask for one, set a temperature, {_NATIVE}",
     ),
     RequestRow(lambda p, s: p.best_of is not None, "best_of", f"vLLM has none: ask for n and choose by cumulative_logprob, {_NATIVE}"),
 )
