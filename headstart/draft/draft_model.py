@@ -141,7 +141,7 @@ class ModelDrafter(Drafter):
         if self.pays is not None:
             draft.odds.append(sureness(logits, q))
 
-    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor | None:
         return self.runner.forward([Feed(tokens, start, table, rows)])[0]
 
     def observe(self, chunks: Seq[Chunk]) -> None:

@@ -63,6 +63,9 @@ class _Translated(ModelDrafter):
     def start(self, seq: Sequence) -> int:
         return min(super().start(seq), len(self.texts[seq.id]) - 1)
 
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> None:
+        """No law over the target's ids, of its tokens alone."""
+
     def observe(self, chunks: Seq[Chunk]) -> None:
         for chunk in chunks:
             ident = chunk.seq.id
