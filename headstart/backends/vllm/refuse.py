@@ -61,6 +61,16 @@ CONFIG: tuple[ConfigRow, ...] = (
         f"vLLM has no drafts from the answer a request expects: use 'ngram' with the old text in the prompt, {_NATIVE}",
     ),
     ConfigRow(
+        lambda c: c.speculative.method == "hybrid",
+        "method='hybrid'",
+        f"vLLM drafts by one method: name the one that is best for your texts, {_NATIVE}",
+    ),
+    ConfigRow(
+        lambda c: c.speculative.method == "quantised",
+        "method='quantised'",
+        f"vLLM cannot draft with the target's own weights in fewer bits: use a draft model, {_NATIVE}",
+    ),
+    ConfigRow(
         lambda c: c.speculative.shared and not (c.speculative.backend_options or {}).get("arctic"),
         "shared=True",
         "vLLM does not tell a drafter when a request ends: add 'arctic': True for vLLM's own suffix method, or leave shared out",
@@ -113,6 +123,11 @@ REQUEST: tuple[RequestRow, ...] = (
         lambda p, s: p.verify not in (None, s.verify or "rejection"),
         "verify of one request",
         f"vLLM has one rule for all requests: set it in speculative_config, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.drafter is not None,
+        "drafter of one request",
+        f"vLLM drafts by one method for all requests: leave it out, {_NATIVE}",
     ),
     RequestRow(
         lambda p, s: p.prediction is not None,
