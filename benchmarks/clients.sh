@@ -46,7 +46,7 @@ cat > "$LLM_USER_PATH/extra-openai-models.yaml" <<YAML
 YAML
 try llm "[A-Za-z]" llm -m headstart --key any -o max_tokens 12 -o temperature 0 "Say hello."
 try aiperf "Output Token Throughput|Request Count|Acceptance|Speculative" aiperf profile --model served --url "$url" --endpoint-type chat \
-  --streaming --request-count 6 --concurrency 2 --tokenizer "$work/tokenizer" --synthetic-input-tokens-mean 40 \
+  --streaming --request-count 6 --concurrency 2 --tokenizer builtin --use-server-token-count --synthetic-input-tokens-mean 40 \
   --output-tokens-mean 16 --artifact-dir "$work/aiperf" --ui simple
 try guidellm "[Ss]ynchronous|[Cc]ompleted" guidellm run --backend "kind=openai_http,target=$url,model=served" --profile kind=synchronous \
   --constraint kind=max_requests,count=4 --data kind=synthetic_text,prompt_tokens=40,output_tokens=16 \

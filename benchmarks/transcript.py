@@ -100,8 +100,8 @@ STEPS = [
         "Where each token came from, and how it was judged",
         """
         answer = client.completions.create(
-            model=MODEL, prompt="one two three one two three one", max_tokens=8, seed=1,
-            extra_body={"trace_drafts": True, "verify": "rejection"})
+            model=MODEL, prompt="one two three one two three one", max_tokens=10, temperature=0,
+            extra_body={"trace_drafts": True})
         for token in answer.choices[0].model_extra["token_origins"]:
             print(f"{token['text']!r:12} {token['origin']:12} p={token['p']:.3f} rejected={[d['text'] for d in token['rejected']]}")
         """,
