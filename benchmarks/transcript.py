@@ -100,8 +100,8 @@ STEPS = [
         "Where each token came from, and how it was judged",
         """
         answer = client.completions.create(
-            model=MODEL, prompt="one two three one two three one", max_tokens=10, temperature=0,
-            extra_body={"trace_drafts": True})
+            model=MODEL, prompt="one two three one two three one", max_tokens=8, seed=1,
+            extra_body={"trace_drafts": True, "verify": "rejection"})
         for token in answer.choices[0].model_extra["token_origins"]:
             print(f"{token['text']!r:12} {token['origin']:12} p={token['p']:.3f} rejected={[d['text'] for d in token['rejected']]}")
         """,
@@ -125,7 +125,7 @@ STEPS = [
         print(client.models.list().data[0].model_extra)
         print(httpx.post(URL + "/tokenize", json={"prompt": "Hello world"}).json())
         print(httpx.post(URL + "/detokenize", json={"tokens": [19556, 905]}).json(), httpx.get(URL + "/health").json())
-        print(*[l for l in httpx.get(URL + "/metrics").text.splitlines() if l.startswith("headstart:spec_decode_num_acc")][:2], sep="\\n")
+        print(*[l for l in httpx.get(URL + "/metrics").text.splitlines() if l.startswith("headstart:spec_decode_num_accepted_tokens_total")])
         """,
     ),
 ]
