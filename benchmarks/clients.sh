@@ -29,7 +29,7 @@ PYTHON
 try() { # NAME WHAT-IT-MUST-PRINT COMMAND...
   local name=$1 must=$2; shift 2
   if ! command -v "$1" > /dev/null; then echo "$name: not installed, skipped"; return; fi
-  if "$@" > "$work/$name.log" 2>&1 && grep -qE "$must" "$work/$name.log"; then
+  if (cd "$work" && "$@") > "$work/$name.log" 2>&1 && grep -qE "$must" "$work/$name.log"; then
     echo "$name: works"; grep -E "$must" "$work/$name.log" | head -5
   else
     echo "$name: FAILED"; tail -20 "$work/$name.log"; failed=1
