@@ -48,7 +48,7 @@ try llm "[A-Za-z]" llm -m headstart --key any -o max_tokens 12 -o temperature 0 
 try aiperf "Output Token Throughput|Request Count|Acceptance|Speculative" aiperf profile --model served --url "$url" --endpoint-type chat \
   --streaming --request-count 6 --concurrency 2 --tokenizer builtin --use-server-token-count --synthetic-input-tokens-mean 40 \
   --output-tokens-mean 16 --artifact-dir "$work/aiperf" --ui simple
-try guidellm "[Ss]ynchronous|[Cc]ompleted" guidellm run --backend "kind=openai_http,target=$url,model=served" --profile kind=synchronous \
+try guidellm "successful=[1-9][0-9]* errored=0" guidellm run --backend "kind=openai_http,target=$url,model=served" --profile kind=synchronous \
   --constraint kind=max_requests,count=4 --data kind=synthetic_text,prompt_tokens=40,output_tokens=16 \
   --tokenizer "{\"kind\": \"huggingface_auto\", \"model\": \"$work/tokenizer\"}" --disable-progress
 try vllm "Output token throughput|Acceptance" vllm bench serve --base-url "$url" --model served --tokenizer "$work/tokenizer" \
