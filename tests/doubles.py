@@ -15,14 +15,16 @@ from pathlib import Path
 import torch
 
 from headstart.core import rand
-from headstart.core.blocks import BlockPool
+from headstart.core.blocks import HOLE, BlockPool
 from headstart.core.config import EngineConfig, SpeculativeConfig
+from headstart.core.memory import Blocks
 from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
 from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
 from headstart.draft.head import HeadDrafter
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
 from headstart.draft.suffix import SuffixDrafter
@@ -58,8 +60,10 @@ class EchoModel:
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
-        cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
-        cache.keys[0].fill_(float("nan"))
+        counts = [slots] if self.window is None else [slots, slots if local_slots is None else local_slots]
+        cache = KVCache(len(counts), counts, 1, 1, self.dtype, self.device)
+        for keys in cache.keys:
+            keys.fill_(float("nan"))
         return cache
 
     def _hash(self, salt: int, tokens: tuple[int, ...]) -> list[float]:
@@ -87,10 +91,17 @@ class EchoModel:
         self.rows += len(batch.tokens)
         ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
         cache.write(0, batch.slots, ids, ids)
-        out = []
+        if self.window is not None:
+            cache.write(1, batch.local.slots, ids, ids)
+        out, out_of = [], []
         for span in batch.spans:
             seen = cache.read(0, span)[0].flatten().tolist()
             assert not any(x != x for x in seen), "a slot was read that nobody wrote"
+            if self.window is not None:
+                near = cache.read(1, batch.local.spans[len(out_of)])[0].flatten().tolist()
+                reach = min(span.length, self.window - 1 + span.rows.stop - span.rows.start)
+                assert near == seen[-reach:], "a window holds other tokens than the text"
+            out_of.append(span)
             context = tuple(int(x) for x in seen)
             count = span.rows.stop - span.rows.start
             out += [self.logits(context[: span.length - count + i + 1]) for i in range(count)]
@@ -182,7 +193,21 @@ def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> S
     return replace(params, prediction=answer)
 
 
-DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "head", "small-head")
+DRAFTERS = (
+    "none",
+    "ngram",
+    "suffix",
+    "corpus",
+    "prediction",
+    "model",
+    "greedy-model",
+    "self",
+    "adversary",
+    "wrong",
+    "head",
+    "small-head",
+    "hybrid",
+)
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -197,6 +222,9 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return CorpusDrafter(corpus(target.vocab, target.seed, target.local, target.whole), SuffixDrafter(4.0, 0.1))
     if kind == "prediction":
         return Behind()
+    if kind == "hybrid":
+        members = {name: make_drafter(name, target, max_len, max_rows) for name in ("suffix", "wrong", "model", "adversary")}
+        return HybridDrafter([Member(name, each, 3 + i) for i, (name, each) in enumerate(members.items())])
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
     if kind in ("head", "small-head"):
@@ -213,6 +241,7 @@ def make_engine(
     drafter: Drafter,
     *,
     blocks: int = 400,
+    local_blocks: int | None = None,
     block_size: int = 4,
     max_rows: int = 64,
     max_seqs: int = 16,
@@ -238,7 +267,7 @@ def make_engine(
         enable_prefix_caching=share,
         speculative=spec,
     )
-    engine = assemble(config, target, drafter, blocks, max_len, target.vocab, tokenizer, eos)
+    engine = assemble(config, target, drafter, Blocks(blocks, local_blocks), max_len, target.vocab, tokenizer, eos)
     engine.rule = rule
     if random_k is not None and drafts:
         engine.draft_length = lambda seq: rand.key(random_k, seq.id, len(seq.tokens)) % (k + 1)
@@ -250,6 +279,11 @@ def check(engine: Engine) -> None:
     pool: BlockPool = engine.pool
     live = [*engine.scheduler.running, *engine.scheduler.waiting]
     pool.check([s.table for s in live])
+    if pool.local is not None:
+        pool.local.check([s.local for s in live])
+        for s in live:
+            kept = sum(b != HOLE for b in s.local)
+            assert kept <= -(-(pool.window - 1) // pool.block_size) + 2, "blocks before the window were not given back"
     for s in live:
         assert len(s.table) <= -(-len(s.tokens) // pool.block_size), "a sequence holds blocks beyond its committed tokens"
 

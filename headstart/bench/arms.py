@@ -39,6 +39,7 @@ class Arm:
     verify: str = "rejection"
     pace: Pace | None = None  # learned over the whole run; None: always k drafts
     model: str | None = None
+    draft: str = ""  # what drafts, in short
     synthetic: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -98,6 +99,14 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
     return out
 
 
+def _called(spec: SpeculativeConfig, llm: LLM) -> str:
+    """A drafter's name in reports: its file's or its method's; a copy of the target in fewer bits has the target's own file."""
+    what = (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    if not spec.quantization:
+        return what
+    return f"{'target' if spec.model == llm.config.model else what} {spec.quantization}"
+
+
 def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], Arm]) -> Arm:
     """An arm of a real drafter; one that differs in k or rule only shares the drafter of the first."""
     assert spec.method and spec.num_speculative_tokens
@@ -120,11 +129,11 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
-    what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    pace = Pace(drafter.free) if spec.adaptive else None
+    what = "+".join(_called(each, llm) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
+    pace = Pace() if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, notes=notes)
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, what, notes=notes)
     loaded.setdefault(key, arm)
     return arm

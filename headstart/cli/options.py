@@ -18,7 +18,7 @@ from typer import Option
 from headstart.core.errors import ConfigError, first_line, nearest
 from headstart.core.params import SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
-from headstart.core.speculation import METHODS
+from headstart.core.speculation import METHODS, drafter_of
 
 
 @dataclass
@@ -77,7 +77,7 @@ class SpeculationOptions:
             "--draft",
             "-d",
             help="A method (none, ngram, suffix, prediction, corpus:INDEX), a drafter of others (package.module:Name), "
-            "or a draft model: directory, GGUF file or hub id.",
+            "a draft model (directory, GGUF file or hub id), or several, the best in each step: suffix,MODEL.",
             metavar="D",
         ),
     ] = None
@@ -121,7 +121,7 @@ class SpeculationOptions:
         put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
         put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")
         flags = [flag for flag in said.values() if flag != "--speculative-config"]
-        if flags and not out.keys() & {"method", "model", "corpus", "prompt_lookup_max", "prompt_lookup_min"}:
+        if flags and not out.keys() & {"method", "model", "corpus", "drafters", "prompt_lookup_max", "prompt_lookup_min"}:
             raise ConfigError(f"{flags[0]} has no effect without a draft: add --draft ngram or --draft MODEL")
         return out or None
 
@@ -220,19 +220,21 @@ def _text_or_file(flag: str, value: str, sign: str) -> str:
         raise ConfigError(f"{flag} {value} is neither the thing itself nor a text file that can be read ({first_line(e)})") from None
 
 
-def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What one `--draft` means beside the rest of a speculative_config: its method, corpus or model. Raises ConfigError."""
+def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What one `--draft` means beside the rest of a speculative_config: method, corpus, model or several. Raises ConfigError."""
     from pathlib import Path
 
-    if value.startswith("corpus:"):
-        return {"method": "corpus", "corpus": value.removeprefix("corpus:")}
-    if foreign_method(value):
-        return {"method": value}
+    if "," in value and not Path(value).expanduser().exists():
+        return {"method": "hybrid", "drafters": [split_draft(each.strip(), config) for each in value.split(",") if each.strip()]}
+    if value.startswith("corpus:") or foreign_method(value):
+        return drafter_of(value)
     name = value.strip().strip("[]").replace("-", "_").lower()
     if name == "corpus" and "corpus" not in config:
         raise ConfigError(f"--draft {value} needs an index: write --draft corpus:PATH (headstart index build makes one)")
     if name == "draft_model" and "model" not in config:
         raise ConfigError(f"--draft {value} needs a checkpoint: write --draft MODEL (a directory, a GGUF file or a hub id)")
+    if name == "hybrid" and "drafters" not in config:
+        raise ConfigError(f"--draft {value} needs a list: write --draft suffix,MODEL")
     if name in METHODS:
         return {"method": name}
     if value.strip().isdigit() and not Path(value).exists():

@@ -43,6 +43,7 @@ class Sequence:
     prediction: tuple[int, ...] = ()  # what the client expects the output to be
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
+    local: list[int] = field(default_factory=list)  # block ids of layers that see a window only, owned by core/window.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
     salt: bytes = b""  # enters the hashes: the cache is shared among sequences of one salt only
     cached: int = 0  # prompt tokens whose KV came from the prefix cache at first admission
@@ -100,5 +101,4 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
-    predicted: bool = False  # taken from the prediction of the request
-    forced: bool = False  # what the grammar leaves no choice about
+    source: str = ""  # the name of the drafter; "grammar" for what the grammar of the request leaves no choice about

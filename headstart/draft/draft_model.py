@@ -39,10 +39,14 @@ class ModelDrafter(Drafter):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.runner = Runner(self.model, num_blocks, block_size, self.vocab, self.max_len)
 
+    def serves(self, seq: Sequence) -> bool:
+        return len(seq.tokens) <= self.max_len  # the draft's own context
+
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = [Proposal() for _ in chunks]
-        # A sequence that would outgrow the draft's own context is left alone; the others go on.
-        active = [(c, p) for c, p in zip(chunks, proposals, strict=True) if c.k > 0 and len(c.seq.tokens) + c.k - 1 <= self.max_len]
+        # Nothing is drafted beyond the draft's own context.
+        room = {c.seq.id: min(c.k, self.max_len - len(c.seq.tokens) + 1) for c in chunks}
+        active = [(c, p) for c, p in zip(chunks, proposals, strict=True) if room[c.seq.id] > 0]
         laws: dict[int, list[Tensor]] = {}
         fresh = self._catch_up([c.seq for c, _ in active]) if active else []
         step = 0
@@ -53,7 +57,7 @@ class ModelDrafter(Drafter):
                 if q is not None:
                     laws.setdefault(chunk.seq.id, []).append(q)
             step += 1
-            active = [(c, p) for c, p in active if c.k > step]
+            active = [(c, p) for c, p in active if room[c.seq.id] > step]
             if active:
                 feeds = [Feed(p.tokens[-1:], len(c.seq.tokens) + step - 1, c.seq.table, 1) for c, p in active]
                 fresh = self.runner.forward(feeds)
@@ -83,6 +87,9 @@ class ModelDrafter(Drafter):
                 if done:
                     last[seq.id] = logits
         return [last[seq.id] for seq in seqs]
+
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.

@@ -21,11 +21,19 @@ class Guard(Drafter):
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
+        self.name, self.free, self.prior = drafter.name, drafter.free, drafter.prior
         self.kv_bytes_per_token, self.hidden_layers = drafter.kv_bytes_per_token, drafter.hidden_layers
         self.warned: set[str] = set()
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.drafter.allocate(num_blocks, block_size)
+
+    def serves(self, seq: Sequence) -> bool:
+        try:
+            return bool(self.drafter.serves(seq))
+        except Exception as e:
+            self._warn("it is not asked", e)
+            return False
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         try:

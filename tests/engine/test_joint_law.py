@@ -37,6 +37,8 @@ CASES = [
     ("ngram", "rejection", {}),
     ("ngram", "match", {}),
     ("corpus", "block", {}),
+    ("hybrid", "rejection", {}),
+    ("hybrid", "block", {"temperature": 0.8, "frequency_penalty": 0.5, "prediction": [3, 1, 4, 1, 5]}),
     ("prediction", "rejection", {"prediction": [3, 1, 4, 1, 5]}),
     ("model", "rejection", {}),
     ("model", "block", {}),
