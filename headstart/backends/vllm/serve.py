@@ -42,7 +42,7 @@ def serve(config: EngineConfig, door: Door, note: Callable[[str], None], quiet: 
     check_pair(config)
     door = replace(door, port=free_port(door.host, door.port))
     arguments = settled | vllm_arguments(config, door)
-    words = [installation.python, "-m", "vllm.entrypoints.cli.main", "serve", *flags(arguments)]
+    words = [installation.python, "-m", "headstart.backends.vllm.launch", "serve", *flags(arguments)]
     with environment(installation, config.hf_token) as variables:
         if door.api_key:
             variables["VLLM_API_KEY"] = door.api_key  # not on the command line, where every user of the machine reads it

@@ -1,5 +1,6 @@
 """`serve MODEL ...`: health, metrics and the key it was given; `--quantization broken` ends with 1."""
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -16,7 +17,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(told.encode())
 
 
-words = sys.argv
-if "broken" in words:
-    sys.exit(1)
-HTTPServer((words[words.index("--host") + 1], int(words[words.index("--port") + 1])), Handler).serve_forever()
+def main():
+    importlib.metadata.version("vllm")  # as vLLM's command does
+    words = sys.argv
+    if "broken" in words:
+        sys.exit(1)
+    HTTPServer((words[words.index("--host") + 1], int(words[words.index("--port") + 1])), Handler).serve_forever()
