@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard headstart/kernels/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[server,dev]"
 	touch $@
@@ -32,5 +32,5 @@ proof: $(STAMP)
 	HEADSTART_SAMPLES=50000 $(BIN)/python -m pytest -q -n auto tests/core/test_acceptance.py tests/engine/test_joint_law.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info headstart/kernels/_kernels*.so .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find headstart tests -name __pycache__ -type d -prune -exec rm -rf {} +

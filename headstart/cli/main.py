@@ -18,6 +18,7 @@ from headstart.cli import aliases, configfile
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
+from headstart.cli.doctor import doctor
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.options import takes
@@ -34,7 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, demo, index):
+for _command in (generate, chat, serve, bench, demo, index, doctor):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -57,6 +58,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart serve M --draft ngram                        serve it as OpenAI's API, with a page at /
 
     headstart demo                                         see what speculation does, on a small model
+    headstart doctor --model M                             which kernels serve, how fast, and what a pass costs
     """
 
 

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstart.core.errors import ModelError
+from headstart.models.native import native_pass
 from headstart.ops.attention import Batch, KVCache, attend
-from headstart.ops.linear import Linear, pack
-from headstart.ops.quant import Quantised, Weight, embed, join
+from headstart.ops.linear import Linear, Packed, Table, embed, pack, table_of
+from headstart.ops.quant import Quantised, Weight, join
 from headstart.ops.rope import frequencies, rotate, rotation
 
 # A tensor by its name in the checkpoint, in the dtype and on the device of the model; a matrix may be quantised.
@@ -64,11 +65,14 @@ class Decoder:
         self.config, self.dtype, self.device = config, dtype, device
         table, hidden = (config.vocab_size, config.hidden), (config.hidden,)
         # The largest tensors first, while there is most room for what reading them needs.
-        self.embedding = _matrix(source, "model.embed_tokens.weight", table)
-        self.head = pack(self.embedding if config.tied else _matrix(source, "lm_head.weight", table))
+        embedding = _matrix(source, "model.embed_tokens.weight", table)
+        self.head = pack(embedding if config.tied else _matrix(source, "lm_head.weight", table), None, dtype)
+        # A packed head is a table too: where embedding and head are one, no second copy is kept.
+        self.embedding: Table = self.head if config.tied and isinstance(self.head, Packed) else table_of(embedding, dtype)
         self.norm = _take(source, "model.norm.weight", hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.inv_freq = frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+        self.native = native_pass(self)
 
     def _load_layer(self, source: Source, i: int) -> _Layer:
         c, prefix = self.config, f"model.layers.{i}."
@@ -77,9 +81,8 @@ class Decoder:
         def fused(block: str, outs: Mapping[str, int], width: int, bias: bool) -> Linear:
             """One product for several: their rows one under the other."""
             weight = join([_matrix(source, f"{prefix}{block}.{n}.weight", (rows, width)) for n, rows in outs.items()])
-            return pack(
-                weight, torch.cat([_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()]) if bias else None
-            )
+            biases = [_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()] if bias else None
+            return pack(weight, torch.cat(biases) if biases else None, self.dtype)
 
         return _Layer(
             input_norm=_take(source, prefix + "input_layernorm.weight", (c.hidden,)),
@@ -102,6 +105,8 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
+        if self.native is not None:
+            return self.native(batch, cache)
         c = self.config
         x = embed(batch.tokens, self.embedding, self.dtype)  # [R, hidden]
         cos, sin = rotation(batch.positions, self.inv_freq, self.dtype)
