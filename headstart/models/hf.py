@@ -181,7 +181,7 @@ class HFDecoder:
                 self.weight_bytes -= weight.nbytes
                 small = quantise(weight, quantization)
                 self.weight_bytes += small.nbytes
-                product = pack(small, module.bias)
+                product = pack(small, module.bias, self.dtype)
             else:
                 product = pack(weight, module.bias)
             module.forward = _rows(product)  # type: ignore[method-assign]
