@@ -189,7 +189,8 @@ def main() -> int:
                 "max_model_len": 512,
             }
         method = arguments.draft in ("ngram", "suffix", "prediction")
-        spec = {"method": arguments.draft} if method else {"method": "draft_model", "model": arguments.draft}
+        spec: dict[str, Any] = {"method": arguments.draft} if method else {"method": "draft_model", "model": arguments.draft}
+        spec["adaptive"] = False  # what does not pay is what is to be tested
         settings = Settings(port=0, max_queue=40, log_interval=1e6)
         sock = listen(settings)
         service = Service(settings)

@@ -6,14 +6,16 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from headstart.backends import open_backend
 from headstart.core.config import build_config
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestOutput
 from headstart.core.params import SamplingParams
-from headstart.engine.build import build_engine
-from headstart.engine.step import Engine
+
+if TYPE_CHECKING:
+    from headstart.engine.step import Engine
 
 Prompt = str | Seq[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -25,14 +27,16 @@ class LLM:
     model: directory, GGUF file or hub id. Keyword arguments are those of `EngineConfig`, plus `speculative_config` (a
     dictionary with vLLM's keys, or a SpeculativeConfig) and the spellings of older vLLM (`speculative_model=`,
     `num_speculative_tokens=`). Anything unknown or contradictory raises ConfigError; a model that cannot be used raises
-    ModelError. `notes` holds the start-up lines.
+    ModelError. `notes` holds the start-up lines. With backend="vllm" the same requests run on vLLM (docs/scale.md), whose own
+    arguments go into `backend_options`; EngineError says when its process cannot be started or has gone.
     """
 
     def __init__(self, model: str, **arguments: Any) -> None:
         self.config, self.notes = build_config(str(model), arguments)
         for line in self.notes:
             print(f"headstart: {line}", file=sys.stderr)
-        self.engine: Engine = build_engine(self.config, self.notes)
+        # Everything here keeps to `Backend`. The bench and the server, which look deeper, load the native engine.
+        self.engine = cast("Engine", open_backend(self.config, self.notes))
         if self.config.chat_template is not None:
             self.get_tokenizer().chat_template = self.config.chat_template
         self._ids = itertools.count()
@@ -84,9 +88,8 @@ class LLM:
         return self._stream(self._render(messages, chat_template_kwargs), sampling_params or SamplingParams())
 
     def shutdown(self) -> None:
-        """Abort what runs. Memory goes when the object goes."""
-        for request_id in list(self.engine.requests):
-            self.engine.abort(request_id)
+        """Abort what runs; another backend's process ends. Memory of the native engine goes when the object goes."""
+        self.engine.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
 

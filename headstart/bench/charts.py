@@ -1,37 +1,12 @@
-"""What the plots show, as numbers: from the document of `summary` to `Chart`s, which svg.py and picture.py draw."""
+"""What the plots show, as numbers: from the document of `summary` to `Chart`s, which `forms` draws."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.bench.sheets import drafting, setting, settings
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points of one arm, x ascending; `spans` are intervals around y, None where there is none."""
-
-    name: str
-    points: list[tuple[float, float]]
-    spans: list[tuple[float, float] | None] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One plot. `bars` at whole x, side by side, or lines; `ticks` name x values; `line` is a level drawn across."""
-
-    title: str
-    x: str
-    y: str
-    series: list[Series]
-    ticks: dict[float, str]
-    bars: bool = True
-    line: tuple[float, str] | None = None
-
-
-EVEN = (1.0, "as fast as without drafts")
+from headstart.forms.chart import EVEN, Chart, Series
 
 
 def charts(found: Mapping[str, Any]) -> list[Chart]:
@@ -97,7 +72,9 @@ def _by_batch(found: Mapping[str, Any], temperature: float) -> Chart:
         for n, name in enumerate(names)
     ]
     tail = "" if len({r["temperature"] for r in found["results"]}) == 1 else f", temperature {temperature:g}"
-    return Chart(f"Speed-up by batch size{tail}", "questions at once", "times plain", series, dict(enumerate(map(str, sizes))), False, EVEN)
+    return Chart(
+        f"Speed-up by batch size{tail}", "questions at once", "times plain", series, dict(enumerate(map(str, sizes))), "line", EVEN
+    )
 
 
 def _width(found: Mapping[str, Any]) -> Chart:
@@ -105,7 +82,7 @@ def _width(found: Mapping[str, Any]) -> Chart:
     series = [Series(f"batch {b}", [(m, c[m] / c[1]) for m in sorted(c)]) for b, c in curves.items()]
     most = max((m for c in curves.values() for m in c), default=1)
     ticks = {float(m): str(m) for m in (1, 2, 4, 8, 16, 24, 32, 64, 128) if m <= most and (most <= 32 or m not in (2, 24))}
-    return Chart("A wider pass", "rows a sequence", "time, of a pass of one row", series, ticks, False, (1.0, "free"))
+    return Chart("A wider pass", "rows a sequence", "time, of a pass of one row", series, ticks, "line", (1.0, "free"))
 
 
 def _whole(series: Sequence[Series]) -> dict[float, str]:

@@ -150,14 +150,24 @@ def _teach(arms: Seq[Arm], group: Group) -> None:
 
 def _warm_up(llm: LLM, arms: Seq[Arm], plan: Plan, batch: int, temperature: float, stop: Callable[[], bool]) -> None:
     """Short answers first, thrown away: no arm pays for cold caches and first allocations."""
-    short = replace(plan, params=replace(plan.params, max_tokens=min(_WARM_TOKENS, plan.params.max_tokens or _WARM_TOKENS)))
+    short = warm_plan(plan)
     first = [replace(q, turns=q.turns[:1]) for q in plan.groups(batch)[0]]
     for _ in range(plan.warmup):
         for arm in arms:
             run_group(llm, arm, first, short, Group(arm.name, batch, temperature, 0, 0), lambda _: None, stop)
 
 
-class _Talk:
+def warm_plan(plan: Plan) -> Plan:
+    """The same with short answers."""
+    return replace(plan, params=replace(plan.params, max_tokens=min(_WARM_TOKENS, plan.params.max_tokens or _WARM_TOKENS)))
+
+
+def question_seed(plan: Plan, repeat: int, talk: Talk | Answer) -> int:
+    """One seed for one question in all arms, by its id: in `match` mode they must then give the same text."""
+    return rand.key(plan.seed, repeat, talk.turn, *talk.question.id.encode())
+
+
+class Talk:
     """One conversation on its way. Invariant: `messages` end with the question that is being answered."""
 
     def __init__(self, question: Question, slot: int) -> None:
@@ -182,10 +192,10 @@ def run_group(
     engine = llm.engine
     engine.use(arm.drafter, arm.k, arm.verify, arm.pace)
     engine.pool.forget()  # equal work for every arm: no prompt is remembered from the one before
-    live: dict[str, _Talk] = {}
+    live: dict[str, Talk] = {}
     start = time.perf_counter()
 
-    def ask(talk: _Talk) -> None:
+    def ask(talk: Talk) -> None:
         ids = encode(llm, talk.messages)
         if len(ids) + (plan.params.max_tokens or 1) > engine.target.max_len:
             left = range(talk.turn, len(talk.question.turns))
@@ -193,15 +203,14 @@ def run_group(
             advance(len(left))
             return
         name = f"bench-{talk.slot}-{talk.turn}"
-        # One seed for one question in all arms, by its id: in `match` mode they must then give the same text.
-        seed = rand.key(plan.seed, group.repeat, talk.turn, *talk.question.id.encode())
+        seed = question_seed(plan, group.repeat, talk)
         talk.asked, talk.bursts = time.perf_counter(), []
         engine.add(name, None, ids, replace(plan.params, temperature=group.temperature, seed=seed))
         live[name] = talk
 
     try:
         for slot, question in enumerate(questions):
-            ask(_Talk(question, slot))
+            ask(Talk(question, slot))
         while live:
             if stop():
                 group.complete = False
@@ -239,7 +248,7 @@ def _account(group: Group, before: dict[str, float], after: dict[str, float], pr
         group.split[part] += spent[part]
 
 
-def _answer(request: Request, talk: _Talk) -> Answer:
+def _answer(request: Request, talk: Talk) -> Answer:
     if request.error:
         raise RequestError(f"question {talk.question.id!r}: {request.error}")
     seq = request.completions[0].seq

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-class Sheet:
-    """A titled table of words: the first column names the row, the others are figures."""
-
-    def __init__(self, title: str, *heads: str) -> None:
-        self.title, self.heads = title, heads
-        self.rows: list[tuple[str, ...]] = []
-
-    def add(self, *cells: str) -> None:
-        """One row."""
-        self.rows.append(cells)
+from headstart.forms.sheet import Sheet, gain, ms, rate, share
 
 
 def sheets(found: Mapping[str, Any]) -> list[tuple[str, list[Sheet]]]:
@@ -44,29 +34,6 @@ def headline(found: Mapping[str, Any]) -> list[str]:
 def setting(entry: Mapping[str, Any]) -> str:
     """Batch size and temperature in words."""
     return f"batch {entry['batch']}, {'greedy' if entry['temperature'] == 0 else 'temperature ' + format(entry['temperature'], 'g')}"
-
-
-def ms(seconds: float | None) -> str:
-    """Milliseconds."""
-    return "-" if seconds is None else f"{1000 * seconds:.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
-
-
-def gain(interval: Mapping[str, Any] | None, times: str = "x") -> str:
-    """A speed-up with its interval."""
-    if interval is None:
-        return "-"
-    span = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval["low"] is not None else ""
-    return f"{interval['median']:.2f}{times}{span}"
-
-
-def share(value: float | None) -> str:
-    """Per cent."""
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def rate(value: float | None) -> str:
-    """Per second."""
-    return "-" if value is None else f"{value:.1f}"
 
 
 def settings(found: Mapping[str, Any]) -> dict[tuple[int, float], list[Mapping[str, Any]]]:

@@ -65,7 +65,7 @@ def first_difference(llm: LLM, plain: Answer, other: Answer) -> dict[str, Any]:
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     left, right = (ids[at] if at < len(ids) else None for ids in (a, b))
     gap = None
-    if left is not None and right is not None:
+    if left is not None and right is not None and llm.config.backend == "native":
         logits = _logits(llm, plain.prompt_ids + a[:at])
         gap = float(logits[left] - logits[right])
     text = lambda t: "the end" if t is None else llm.get_tokenizer().decode([t])  # noqa: E731
@@ -102,7 +102,21 @@ def judge_law(llm: LLM, plain: Arm, arm: Arm, params: SamplingParams, batch: int
         stats = SpeculativeStats.total((stats, own))
     if stop():
         return None
-    p = same_law(drawn[plain.name], drawn[arm.name], seed=params.seed or 0)
+    return law_verdict(arm, batch, params.temperature, drawn[plain.name], drawn[arm.name], stats, samples, params.seed or 0)
+
+
+def law_verdict(
+    arm: Arm,
+    batch: int,
+    temperature: float,
+    plain: list[tuple[int, ...]],
+    drawn: list[tuple[int, ...]],
+    stats: SpeculativeStats,
+    samples: int,
+    seed: int,
+) -> Verdict:
+    """Whether samples without and with drafts may be of one law; `stats`: of the drafts that were judged meanwhile."""
+    p = same_law(plain, drawn, seed=seed)
     rejected = stats.num_draft_tokens - stats.num_accepted_draft_tokens
     details = {"p_value": p, "samples": samples, "tokens": JOINT, "drafted": stats.num_draft_tokens, "rejected": rejected}
     words = f"joint law of {JOINT} tokens, {samples} samples each: p = {p:.3g}"
@@ -110,7 +124,7 @@ def judge_law(llm: LLM, plain: Arm, arm: Arm, params: SamplingParams, batch: int
         words = f"ANOTHER LAW: {words}"
     elif not stats.num_draft_tokens:
         words = f"not tested, nothing was drafted: {words}"
-    return Verdict(arm.name, batch, params.temperature, "law", p >= LEVEL, words, details)
+    return Verdict(arm.name, batch, temperature, "law", p >= LEVEL, words, details)
 
 
 def _sample(

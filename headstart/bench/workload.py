@@ -29,38 +29,39 @@ class Question:
     turns: tuple[str, ...]
 
 
-def load(path: str | Path | None = None, limit: int | None = None) -> list[Question]:
+def load(path: str | Path | None = None, limit: int | None = None, option: str = "--data") -> list[Question]:
     """The questions of a .jsonl file (or a .json array), or the built-in ones, their categories taken in turns.
 
-    limit: at most so many. Raises ConfigError with the file, the line and what was expected there.
+    limit: at most so many. option: which option named the file. Raises ConfigError with the file, the line and what was
+    expected there.
     """
-    name = str(path or BUILT_IN)
-    found = [_question(item, where, n) for n, (where, item) in enumerate(_items(name), 1)]
+    said = f"{option} {path or BUILT_IN}"
+    found = [_question(item, where, n) for n, (where, item) in enumerate(_items(str(path or BUILT_IN), said), 1)]
     if not found:
-        raise ConfigError(f"--data {name} holds no question: write one JSON object a line, {_SHAPE}")
+        raise ConfigError(f"{said} holds no question: write one JSON object a line, {_SHAPE}")
     seen: dict[str, int] = {}
     for n, question in enumerate(found, 1):
         if question.id in seen:
-            raise ConfigError(f"--data {name}: questions {seen[question.id]} and {n} have the same id {question.id!r}: give each its own")
+            raise ConfigError(f"{said}: questions {seen[question.id]} and {n} have the same id {question.id!r}: give each its own")
         seen[question.id] = n
     return _mixed(found)[:limit]
 
 
-def _items(name: str) -> Iterator[tuple[str, Any]]:
+def _items(name: str, said: str) -> Iterator[tuple[str, Any]]:
     """(where, JSON value) of every entry."""
     try:
         text = Path(name).expanduser().read_text(encoding="utf-8")
     except OSError as e:
-        raise ConfigError(f"--data {name} cannot be read: {e.strerror}") from None
+        raise ConfigError(f"{said} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
-        raise ConfigError(f"--data {name} is not UTF-8 text ({e.reason} at byte {e.start})") from None
+        raise ConfigError(f"{said} is not UTF-8 text ({e.reason} at byte {e.start})") from None
     if text.lstrip().startswith("["):
-        for n, item in enumerate(_parse(text, f"--data {name}", 0), 1):
-            yield f"--data {name}, entry {n}", item
+        for n, item in enumerate(_parse(text, said, 0), 1):
+            yield f"{said}, entry {n}", item
         return
     for n, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield f"--data {name}, line {n}", _parse(line, f"--data {name}", n - 1)
+            yield f"{said}, line {n}", _parse(line, said, n - 1)
 
 
 def _parse(text: str, where: str, lines_before: int) -> Any:

@@ -42,6 +42,9 @@ ALIASES: dict[str, str] = {
     **dict.fromkeys(("--enable-prefix-caching",), "--prefix-caching"),
     **dict.fromkeys(("--no-enable-prefix-caching",), "--no-prefix-caching"),
     **dict.fromkeys(("--draft-temp",), "--draft-temperature"),
+    **dict.fromkeys(("-tp", "--tp", "--tp-size"), "--tensor-parallel-size"),
+    **dict.fromkeys(("-pp", "--pp", "--pp-size"), "--pipeline-parallel-size"),
+    **dict.fromkeys(("-dp", "--dp", "--dp-size"), "--data-parallel-size"),
 }
 
 METHOD_NAMES = {  # what the same method is called elsewhere
@@ -65,8 +68,6 @@ REFUSED: dict[str, str] = {
     "-n": "it means tokens to some programs and completions to others: write --max-tokens or --n",
     "-ngl": "the whole model runs on --device",
     "--n-gpu-layers": "the whole model runs on --device",
-    "--tensor-parallel-size": "the native engine runs on one device",
-    "--pipeline-parallel-size": "the native engine runs on one device",
     "--trust-remote-code": "code shipped with a checkpoint is never run",
 }
 

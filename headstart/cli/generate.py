@@ -61,6 +61,11 @@ def generate(
         raise ConfigError("--compare needs something that drafts: add --draft ngram, --draft MODEL or --prediction FILE")
     if comparing and params.n > 1:
         raise ConfigError(f"--compare runs one completion at a time: leave --n {params.n} out")
+    if comparing and model.backend != "native":
+        raise ConfigError(
+            f"--compare needs drafts that can be turned off for one request, which --backend {model.backend} cannot: "
+            "headstart bench --backend vllm compares them"
+        )
     texts = gather([*(prompt or []), *(prompts or [])], prompt_file or [])
     if comparing and len(texts) > 1:
         raise ConfigError(f"--compare takes one prompt, not {len(texts)}")
@@ -84,7 +89,7 @@ def _run_one(llm: LLM, prompt: str | Messages, params: SamplingParams, quiet: bo
     printer.end()
     if output is not None and not quiet:
         note("")
-        if printer.marks and drafts(llm, params):
+        if printer.marks and output.outputs[0].origins and drafts(llm, params):
             legend()
         for line in summary([output], drafts(llm, params)):
             note(line)

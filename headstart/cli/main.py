@@ -15,15 +15,21 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.analyse import analyse
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
+from headstart.cli.distill import distill
 from headstart.cli.doctor import doctor
 from headstart.cli.generate import generate
 from headstart.cli.index import index
+from headstart.cli.inspect import inspect
+from headstart.cli.models import models
 from headstart.cli.options import takes
+from headstart.cli.plan import plan
 from headstart.cli.serve import serve
-from headstart.core.errors import ConfigError, HeadstartError, nearest
+from headstart.cli.theory import theory
+from headstart.core.errors import ConfigError, EngineError, HeadstartError, nearest
 from headstart.core.outputs import RequestError
 
 # Plain help text: rich would double the time of --help.
@@ -35,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, demo, index, doctor):
+for _command in (generate, chat, serve, bench, analyse, plan, theory, distill, demo, index, models, inspect, doctor):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -49,16 +55,19 @@ def _version(wanted: bool) -> None:
 def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False) -> None:
     """Lossless speculative decoding of large language models.
 
-    headstart generate --model M --draft ngram "prompt"    complete a prompt
-
-    headstart chat --model M                               talk to a model
-
-    headstart bench --model M --draft ngram                measure whether drafts pay, and that the output is the same
-    headstart index build --tokenizer M --out idx FILES    make a corpus for --draft corpus:idx
-    headstart serve M --draft ngram                        serve it as OpenAI's API, with a page at /
-
-    headstart demo                                         see what speculation does, on a small model
-    headstart doctor --model M                             which kernels serve, how fast, and what a pass costs
+    \b
+    headstart generate --model M --draft ngram "prompt"   complete a prompt
+    headstart chat --model M                              talk to a model
+    headstart serve M --draft ngram                       OpenAI's API, and a page at /
+    headstart bench --model M --draft ngram               does drafting pay, and is the output the same?
+    headstart analyse M --draft ngram --draft SMALLER     which draft will pay, and how long should drafts be?
+    headstart plan M --device h100                        does it fit, and how fast will it be?
+    headstart inspect M --draft SMALLER                   what a model is, and which drafts fit it
+    headstart models                                      which families run, and how
+    headstart doctor --model M                            which CPU kernels serve, and what a pass costs
+    headstart theory --alpha 0.8 --cost 0.05              what drafts should give
+    headstart index build --tokenizer M --out I FILES     make a corpus for --draft corpus:I
+    headstart demo                                        what speculation does, on a small model
     """
 
 
@@ -133,7 +142,7 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     if isinstance(error, HeadstartError):
         _say(str(error))
-        return 1 if isinstance(error, RequestError) else 2
+        return 1 if isinstance(error, (RequestError, EngineError)) else 2
     if isinstance(error, typer.Abort):
         return 130
     if hasattr(error, "format_message"):  # typer's own errors; their class has moved between its versions

@@ -6,11 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from headstart.backends.commands import Door
 from headstart.cli.options import ModelOptions, SpeculationOptions
 from headstart.cli.show import note
 from headstart.core.errors import ConfigError
@@ -44,6 +46,9 @@ def serve(
         str, Option("--per-request-spec-decode-metrics", help="none, summary or detailed.", metavar="LEVEL")
     ] = "summary",
     seed: Annotated[int | None, Option("--seed", help="Makes requests without a seed repeatable.", metavar="N")] = None,
+    print_command: Annotated[
+        bool, Option("--print-command", help="Print how vLLM, SGLang and llama.cpp would serve the same, and exit.")
+    ] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No banner, and only warnings in the log.")] = False,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API and with a page at /."""
@@ -52,10 +57,26 @@ def serve(
     model.model = model.model or model_name
     if not model.model:
         raise ConfigError("there is no model: write headstart serve MODEL (a directory, a GGUF file or a hub id such as org/name)")
+    if print_command or model.backend == "vllm":
+        keys = _keys(api_key or [], api_key_file)
+        native_only = {
+            "--open-metrics": open_metrics,
+            "--allowed-host": allowed_host,
+            "--max-queue": max_queue != 256,
+            "--max-n": max_n != 16,
+            "--max-body": max_body != "8MiB",
+            "--request-timeout": request_timeout != 600.0,
+            "--drain-timeout": drain_timeout != 60.0,
+            "--metrics-prefix": metrics_prefix != "headstart:",
+        }
+        door = Door(host, port, served_model_name or _name(model.model), None, tuple(allowed_origin or ()), chat_template, request_metrics)
+        _elsewhere(model, speculation, seed, door, keys, [name for name, set_ in native_only.items() if set_], print_command, quiet)
+        raise Exit(0)
     _require_extra()
     from headstart.core.config import parse_bytes
+    from headstart.server.limits import Limits
     from headstart.server.run import serve as run
-    from headstart.server.settings import Limits, Settings
+    from headstart.server.settings import Settings
 
     settings = Settings(
         host=host,
@@ -94,6 +115,40 @@ def serve(
         note(f"loading {model.model} …")
     run(settings, load, ready)
     raise Exit(0)
+
+
+def _elsewhere(
+    model: ModelOptions,
+    speculation: SpeculationOptions,
+    seed: int | None,
+    door: Door,
+    keys: Sequence[str],
+    native_only: Sequence[str],
+    print_command: bool,
+    quiet: bool,
+) -> None:
+    """Other servers: their command lines, or vLLM's started."""
+    from headstart.backends.commands import equivalents
+    from headstart.core.config import build_config
+
+    config, notes = build_config(model.model or "", {**model.arguments(), "seed": seed, "speculative_config": speculation.config()})
+    if len(keys) > 1:
+        raise ConfigError(f"{len(keys)} API keys: the other servers take one, leave all but one out")
+    door = replace(door, api_key=keys[0] if keys else None)
+    if door.chat_template is not None:
+        _read(door.chat_template, "--chat-template")
+    if print_command:
+        for name in native_only:
+            print(f"# {name}: only headstart's own server has it")
+        print("\n".join(equivalents(config, door)))
+        return
+    if native_only:
+        raise ConfigError(f"{native_only[0]} has no effect with --backend vllm: it belongs to headstart's own server, leave it out")
+    from headstart.backends.vllm.serve import serve as run
+
+    for line in notes:
+        note(line)
+    run(config, door, (lambda _: None) if quiet else note, quiet)
 
 
 def banner(settings: Settings, notes: Sequence[str], url: str) -> list[str]:

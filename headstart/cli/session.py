@@ -18,11 +18,12 @@ from headstart.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from headstart.api import LLM
+    from headstart.core.speculation import SpeculativeConfig
 
 Messages = list[dict[str, str]]
 
 
-def open_llm(model: ModelOptions, speculation: dict[str, Any] | None, quiet: bool) -> LLM:
+def open_llm(model: ModelOptions, speculation: dict[str, Any] | SpeculativeConfig | None, quiet: bool) -> LLM:
     """Load what the options name; start-up lines go to stderr. Raises ConfigError, ModelError."""
     if not model.model:
         raise ConfigError("there is no model: add --model M (a directory, a GGUF file or a hub id such as org/name)")

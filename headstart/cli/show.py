@@ -51,7 +51,7 @@ class StreamPrinter:
 
     def update(self, output: CompletionOutput) -> None:
         """Write what is new in a cumulative output."""
-        if not self.marks:
+        if not self.marks or not output.token_texts:  # some backends do not say which token was drafted
             self._write(output.text[self.written :], False)
         else:
             at = self._settled_chars
@@ -136,4 +136,7 @@ def summary(outputs: Sequence[RequestOutput], speculation: bool) -> list[str]:
     if speculation:
         stats = drafts_of(outputs)
         lines.append(f"drafts:      {accepted(stats)} accepted, by position {positions(stats)}")
+        if len(stats.drafters) > 1:
+            each = (f"{name} {s.num_accepted_draft_tokens}/{s.num_draft_tokens}" for name, s in stats.drafters.items())
+            lines.append(f"             {', '.join(each)}")
     return lines

@@ -45,14 +45,17 @@ def parse_bytes(name: str, value: int | float | str) -> int:
     return size
 
 
+BACKENDS = ("native", "vllm")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 # Arguments of vLLM's LLM that ask for what the native engine does anyway: accepted at these values, refused otherwise.
+# With backend="vllm" any value is handed on.
+_ONE_DEVICE = "the native engine runs on one device; backend='vllm' runs on several, see docs/scale.md"
 _FOREIGN_OK: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tensor_parallel_size": ((1,), "the native engine runs on one device"),
-    "pipeline_parallel_size": ((1,), "the native engine runs on one device"),
-    "data_parallel_size": ((1,), "the native engine runs on one device"),
+    "tensor_parallel_size": ((1,), _ONE_DEVICE),
+    "pipeline_parallel_size": ((1,), _ONE_DEVICE),
+    "data_parallel_size": ((1,), _ONE_DEVICE),
     "tokenizer_mode": (("auto",), "only 'auto' is available"),
     "trust_remote_code": ((False,), "code shipped with a checkpoint is never run"),
     "enforce_eager": ((True, False), ""),
@@ -77,6 +80,9 @@ class EngineConfig:
     device: "cpu", "cuda", "cuda:N", or "auto".
     logprobs_mode: whether log probabilities are the model's own ("raw_logprobs") or those after every option of the
         request ("processed_logprobs"). max_logprobs: the most a request may ask for; -1 for no limit.
+    backend: "native", or "vllm" (an environment of its own, see docs/scale.md): `backend_options` are handed to it by its own
+        names, `vllm_python` is the Python that has it (default: this one, or $HEADSTART_VLLM_PYTHON).
+    given: which of these the user set; another backend keeps its own defaults for the rest.
     """
 
     model: str
@@ -98,6 +104,10 @@ class EngineConfig:
     hf_token: str | None = None
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
+    backend: str = "native"
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+    vllm_python: str | None = None
+    given: frozenset[str] = frozenset()
     speculative: SpeculativeConfig = field(default_factory=lambda: SpeculativeConfig(method="none"))
 
     def __post_init__(self) -> None:
@@ -122,7 +132,7 @@ class EngineConfig:
             if self.kv_cache_memory is not None:
                 raise ConfigError("kv_cache_memory and gpu_memory_utilization both set the KV budget: leave one of them out")
             number("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
-        for name in ("tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token"):
+        for name in ("tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token", "vllm_python"):
             text(name, getattr(self, name))
         flag("enable_prefix_caching", self.enable_prefix_caching)
         if self.logprobs_mode not in LOGPROBS_MODES:
@@ -134,6 +144,21 @@ class EngineConfig:
             integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"backend={self.backend!r} is not available: {nearest(str(self.backend), BACKENDS)}")
+        if not isinstance(self.backend_options, Mapping):
+            raise ConfigError(f"backend_options={self.backend_options!r} must be a dictionary: it is handed to the backend")
+        if not isinstance(self.given, frozenset):
+            raise ConfigError(f"given={self.given!r} must be a frozenset of names: build_config makes it")
+        if self.backend != "native":
+            return
+        for name in ("backend_options", "vllm_python"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with backend='native': add backend='vllm' or leave it out")
+        self.speculative.check_native()
 
 
 def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig, list[str]]:
@@ -145,9 +170,11 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
     out: dict[str, Any] = {}
     spec: dict[str, Any] = {}
     notes: list[str] = []
-    valid = {f.name for f in fields(EngineConfig)} - {"model", "speculative"}
+    valid = {f.name for f in fields(EngineConfig)} - {"model", "speculative", "given"}
     given = dict(arguments)
     modern = given.pop("speculative_config", None)
+    backend = given.get("backend", "native")
+    handed: dict[str, Any] = {}  # vLLM's own arguments
     for name, value in given.items():
         if name in OLD_ARGUMENTS:
             if value is not None:
@@ -155,6 +182,8 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
         elif name in ("kv_cache_memory_bytes", "kv_cache_memory"):
             if value is not None:
                 put_once(out, "kv_cache_memory", value, name)
+        elif name in (*_FOREIGN_OK, "quantization") and backend == "vllm" and name != "trust_remote_code":
+            handed[name] = value
         elif name in _FOREIGN_OK:
             allowed, why = _FOREIGN_OK[name]
             if value not in allowed:
@@ -163,7 +192,10 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
             out[name] = value
         else:
             known = valid | set(OLD_ARGUMENTS) | set(_FOREIGN_OK) | {"speculative_config"}
-            raise ConfigError(f"LLM has no argument {name!r}: {nearest(name, known)}")
+            handed_on = f"; what only vLLM knows goes into backend_options={{{name!r}: ...}}" if backend == "vllm" else ""
+            raise ConfigError(f"LLM has no argument {name!r}: {nearest(name, known)}{handed_on}")
+    if handed:
+        out["backend_options"] = merged_options(handed, out.get("backend_options"))
     if isinstance(modern, SpeculativeConfig):
         if spec:
             raise ConfigError(f"speculative_config and {', '.join(spec)} both set speculation: use speculative_config alone")
@@ -180,7 +212,17 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
             raise ConfigError(
                 "num_speculative_tokens is set but nothing drafts: add speculative_config={'method': 'ngram'} or a draft model"
             )
-        out["speculative"] = SpeculativeConfig.from_dict(merged)
+        out["speculative"] = SpeculativeConfig.from_dict(merged, backend)
         if spec:
             notes.append(f"these arguments now read speculative_config={merged!r}")
-    return EngineConfig(model=model, **out), notes
+    return EngineConfig(model=model, **out, given=frozenset(out)), notes
+
+
+def merged_options(handed: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """backend_options with the arguments that have names of their own. Raises ConfigError when both name one and differ."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"backend_options={options!r} must be a dictionary: it is handed to the backend")
+    merged = dict(handed)
+    for name, value in (options or {}).items():
+        put_once(merged, str(name).replace("-", "_"), value, f"backend_options[{name!r}]")
+    return merged

@@ -23,6 +23,10 @@ class ModelError(HeadstartError):
     """A checkpoint, tokenizer or file cannot be used."""
 
 
+class EngineError(HeadstartError):
+    """An engine in another process could not be started, or has gone."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says; its class where it says nothing."""
     words = str(error).strip()

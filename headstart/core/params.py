@@ -84,8 +84,10 @@ class SamplingParams:
     `temperature` below 1e-5 is greedy. `docs/options.md` says what each does under speculation, and what it costs.
 
     Ours beyond vLLM: `num_speculative_tokens` (drafts per step for this request, 0 = off) and `verify` (the rule for
-    this request), None takes the engine's; `prediction` (text or token ids: the answer you expect, which is drafted from
-    wherever it fits; changes the speed, never the answer). `logits_processors` are callables (token ids, logits [V]) ->
+    this request), None takes the engine's; `drafter` (which of the configured drafters serves this request, by name; None
+    takes the best in each step); `prediction` (text or token ids: the answer you expect, which is drafted from
+    wherever it fits; changes the speed, never the answer); `trace_drafts` (how every token was judged, in
+    `CompletionOutput.traces`). `logits_processors` are callables (token ids, logits [V]) ->
     logits [V], called for every row with the prefix of that row. `best_of` makes that many completions and returns the `n`
     with the highest cumulative log probability. Raises ConfigError naming the field when a value is out of range, or two
     fields contradict each other.
@@ -119,12 +121,14 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     num_speculative_tokens: int | None = None
     verify: str | None = None
+    drafter: str | None = None
     prediction: str | Sequence[int] | None = None
+    trace_drafts: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen, and only here
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output", "trace_drafts"):
             flag(name, getattr(self, name))
         if self.verify is not None and self.verify not in VERIFY_RULES:
             raise ConfigError(f"verify={self.verify!r} must be one of {', '.join(VERIFY_RULES)}")
@@ -144,6 +148,7 @@ class SamplingParams:
             put("structured_outputs", StructuredOutputsParams(**{str(k): v for k, v in self.structured_outputs.items()}))
         elif self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise ConfigError(f"structured_outputs={self.structured_outputs!r} must be a StructuredOutputsParams or a dictionary")
+        text("drafter", self.drafter)
         check_prediction(self.prediction)
         self._check_together()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats, TokenTrace
 from headstart.core.params import SamplingParams
 from headstart.core.stopping import find_stop, held_back, stop_at
 from headstart.core.types import Sequence
@@ -29,20 +29,23 @@ class Completion:
         self.seq = seq
         self.pieces: list[str] = []
         self.origins: list[str] = []
+        self.drafters: list[str | None] = []
         self.stats = SpeculativeStats(num_spec_tokens)
         self.stops: tuple[str, ...] = tuple(seq.params.stop or ())
         self._tail = ""  # the end of the text, long enough for a stop string
         self._keep = max((len(s) for s in self.stops), default=0)
         self.logprobs: list[dict[int, Logprob]] = []
+        self.traces: list[TokenTrace] | None = [] if seq.params.trace_drafts else None
         self.cumulative_logprob = 0.0
         speaks = tokenizer is not None and seq.params.detokenize
         self._text = Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens) if speaks else None
 
-    def push(self, token: int, origin: str) -> bool:
-        """Commit one token; True when it ends the sequence, at the same place with and without drafts."""
+    def push(self, token: int, origin: str, drafter: str | None = None) -> bool:
+        """Commit one token, a draft of `drafter`; True when it ends the sequence, at the same place with and without drafts."""
         seq = self.seq
         seq.tokens.append(token)
         self.origins.append(origin)
+        self.drafters.append(drafter)
         end = stop_at(seq)
         by_id = end is not None and end[0] == "stop"
         piece = ""
@@ -104,6 +107,8 @@ class Completion:
             spec_decode_metrics=metrics if s.num_spec_tokens else None,
             token_texts=pieces,
             origins=list(self.origins),
+            drafters=list(self.drafters),
+            traces=None if self.traces is None else list(self.traces),
         )
 
 
@@ -129,8 +134,7 @@ class Request:
         """The request as the user sees it now."""
         metrics, stats = self.metrics, SpeculativeStats(max(c.stats.num_spec_tokens for c in self.completions))
         for c in self.completions:
-            stats.per_step_drafted += c.stats.per_step_drafted
-            stats.per_step_accepted += c.stats.per_step_accepted
+            stats.include(c.stats)
         metrics.speculative_decoding = stats
         metrics.num_preemptions = sum(c.seq.preemptions for c in self.completions)
         return RequestOutput(

@@ -23,7 +23,7 @@ MAX_HEAD_DIM = 256
 # What the kernels compute at any value. A field that is not here must have its default, so that no new one is ignored.
 _COMPUTED = {
     *("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "eps", "max_len"),
-    *("rope_theta", "rope_scaling", "tied", "attention_bias", "mlp_bias"),
+    *("rope_theta", "rope_scaling", "tied", "attention_bias", "mlp_bias", "qkv_bias"),
 }
 
 
@@ -36,7 +36,7 @@ def supports(config: ModelConfig) -> bool:
 def native_pass(model: Decoder) -> NativePass | None:
     """The native pass of a loaded decoder; None where torch computes it."""
     packed = isinstance(model.head, Packed) and isinstance(model.embedding, Packed)
-    return NativePass(model) if packed and supports(model.config) else None
+    return NativePass(model) if packed and supports(model.config) and model.rotary.factor == 1.0 else None
 
 
 class NativePass:
@@ -59,11 +59,12 @@ class NativePass:
         self._model = library.Model(
             *(*sizes, KINDS[model.dtype], c.eps, c.head_dim**-0.5, self._layers),
             *(_matrix(model.embedding), _matrix(model.head)),
-            *(self._vector(model.norm), self._vector(model.inv_freq)),
+            *(self._vector(model.norm), self._vector(model.rotary.inv_freq)),
         )
 
-    def _vector(self, vector: Tensor) -> int:
+    def _vector(self, vector: Tensor | None) -> int:
         """The address of a vector in fp32."""
+        assert vector is not None
         self._vectors.append(vector.float().contiguous())
         return self._vectors[-1].data_ptr()
 

@@ -19,12 +19,20 @@ FOLD_ROWS = 32
 
 @dataclass
 class Span:
-    """Rows `rows` of the pass belong to one sequence whose keys 0..length-1 lie at `slots`."""
+    """Rows `rows` of the pass belong to one sequence; the last `length` keys up to its last row lie at `slots`."""
 
     rows: slice
-    length: int
+    length: int  # all of them, or for layers with a window as many as one of these rows may see
     slots: slice | Tensor  # a slice where the blocks happen to be adjacent: then keys are read in place
     mask: Tensor | None = None  # [rows, length] additive; None where every row sees every key
+
+
+@dataclass
+class Layout:
+    """Where keys lie in one pass: the slots of those that it writes, and what each sequence may see."""
+
+    slots: Tensor  # [R] int64
+    spans: list[Span]
 
 
 @dataclass
@@ -36,15 +44,18 @@ class Batch:
     slots: Tensor  # [R] int64
     spans: list[Span]
     logit_rows: Tensor | None  # [L] int64: the rows whose logits are wanted; None for all of them
+    local: Layout | None = None  # for layers that see a window only, where the model has such
 
 
 class KVCache:
-    """Keys and values of one model, [layers][slots, kv_heads, head_dim]. Slots are not cleared: lengths guard them."""
+    """Keys and values of one model, [layers][slots, kv_heads, head_dim]. Slots are not cleared: lengths guard them.
 
-    def __init__(self, layers: int, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (slots, kv_heads, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+    slots: of every layer, or one number for each.
+    """
+
+    def __init__(self, layers: int, slots: int | Seq[int], kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        counts = [slots] * layers if isinstance(slots, int) else slots
+        self.keys, self.values = ([torch.empty((n, kv_heads, head_dim), dtype=dtype, device=device) for n in counts] for _ in range(2))
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [R, kv_heads, head_dim] at `slots` [R]."""
@@ -71,31 +82,51 @@ def slot_range(table: Seq[int], block_size: int, start: int, stop: int, device: 
     return slots[start - first * block_size : stop - first * block_size].to(device)
 
 
-def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Additive mask [rows, length] that aligns the last row with the last key; None for a single row."""
-    if rows == 1:
+def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device, window: int | None = None) -> Tensor | None:
+    """Additive mask [rows, length] that aligns the last row with the last key; None for a single row that sees them all.
+
+    With a window, a row sees so many keys, its own included.
+    """
+    if rows == 1 and (window is None or length <= window):
         return None
-    later = torch.ones(rows, length, dtype=torch.bool, device=device).triu_(length - rows + 1)
-    return torch.zeros(rows, length, dtype=dtype, device=device).masked_fill_(later, float("-inf"))
+    hidden = torch.ones(rows, length, dtype=torch.bool, device=device).triu_(length - rows + 1)
+    if window is not None:
+        hidden |= torch.ones_like(hidden).tril_(length - rows - window)
+    return torch.zeros(rows, length, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def attend(q: Tensor, cache: KVCache, layer: int, batch: Batch, scale: float | None = None) -> Tensor:
-    """Attention of every row over its own sequence: q [R, heads, d] to [R, heads * d]. Keys are already written."""
-    outs = [_attend_one(q[s.rows], *cache.read(layer, s), s.mask, scale) for s in batch.spans]
+def attend(q: Tensor, cache: KVCache, layer: int, layout: Layout | Batch, scale: float | None = None, cap: float | None = None) -> Tensor:
+    """Attention of every row over its own sequence: q [R, heads, d] to [R, heads * d]. Keys are already written.
+
+    scale: of the scores, d ** -0.5 when None. cap: scores s become cap * tanh(s / cap) (Gemma 2).
+    """
+    outs = [_attend_one(q[s.rows], *cache.read(layer, s), s.mask, scale, cap) for s in layout.spans]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.reshape(q.shape[0], -1)
 
 
-def _attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, cap: float | None) -> Tensor:
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, kv_heads, S, d]
-    if rows <= FOLD_ROWS:
-        folded = q.view(rows, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, rows * group, dim)
+    if rows <= FOLD_ROWS or cap is not None:
+        folded = q.reshape(rows, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, rows * group, dim)
         wide = None if mask is None else mask.repeat_interleave(group, 0)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=wide, scale=scale)
-        return out.view(kv_heads, rows, group, dim).transpose(0, 1).reshape(rows, heads, dim)
+        if cap is None:
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=wide, scale=scale)
+        else:
+            out = _capped(folded, keys, values, wide, dim**-0.5 if scale is None else scale, cap)
+        return out.view(kv_heads, rows, group, -1).transpose(0, 1).reshape(rows, heads, -1)
     queries = q.transpose(0, 1)[None]
     out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1)
     return out[0].transpose(0, 1)
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+    """Attention with capped scores, which torch has no kernel for: softmax in fp32 at least."""
+    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / cap) * cap
+    if mask is not None:
+        scores = scores + mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores, -1, dtype=wide).to(v.dtype) @ v

@@ -27,6 +27,7 @@ class Grammar:
 
     def __init__(self, matcher: Any, eos_ids: Seq[int]) -> None:
         self.matcher, self.eos_ids = matcher, list(eos_ids)
+        self._forced: list[int] | None = None
 
     def fork(self) -> Grammar:
         """The same grammar for another completion of the request."""
@@ -57,10 +58,13 @@ class Grammar:
 
     def forced(self, limit: int) -> list[int]:
         """Tokens that the grammar leaves no choice about, at most `limit`: drafts that cost nothing."""
-        return [] if self.matcher.is_stopped() else list(self.matcher.compute_ff_tokens()[:limit])
+        if self._forced is None:  # asked for twice a step: how many, and which
+            self._forced = [] if self.matcher.is_stopped() else list(self.matcher.compute_ff_tokens())
+        return self._forced[:limit]
 
     def commit(self, tokens: Seq[int]) -> None:
         """Advance over committed tokens. Raises ValueError when the matcher gives up (a grammar beyond its limits)."""
+        self._forced = None
         for token in tokens:
             if self.matcher.is_stopped() or token in self.eos_ids:
                 return
@@ -89,35 +93,43 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any, vocab: int, eos_ids: Seq[int]) -> None:
         self.tokenizer, self.vocab, self.eos_ids = tokenizer, vocab, list(eos_ids)
         self._table: Any = None
-        self._known: OrderedDict[str, Any] = OrderedDict()  # text -> a matcher at its beginning, the latest last
+        self._known: OrderedDict[str, Any] = OrderedDict()  # what was wanted -> a matcher at its beginning, the latest last
         self._lock = threading.Lock()  # servers compile off the engine's thread
+
+    def known(self, wanted: StructuredOutputsParams) -> Grammar | None:
+        """The grammar at its beginning, if it was compiled lately."""
+        with self._lock:
+            matcher = self._known.get(repr(wanted))
+            if matcher is None:
+                return None
+            self._known.move_to_end(repr(wanted))
+        return Grammar(matcher.deep_copy(), self.eos_ids)
 
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """A grammar at its beginning. Raises ConfigError with the reason when the schema, expression or grammar is wrong."""
+        known = self.known(wanted)
+        if known is not None:
+            return known
         from llguidance import LLMatcher
 
         if not self.eos_ids:
             raise ConfigError("structured_outputs needs an end-of-text token, and this model names none: set eos_token_id in its config")
-        table = self._tokens()
+        table = self.table()
         try:
-            text = _grammar_text(wanted)
-            with self._lock:
-                known = self._known.get(text)
-            if known is not None:
-                return Grammar(known.deep_copy(), self.eos_ids)
-            problem = LLMatcher.validate_grammar(text, table)
+            matcher = LLMatcher(table, _grammar_text(wanted))
+            problem = matcher.get_error()
         except Exception as e:  # the library raises ValueError and kinds of its own
             problem = str(e) or type(e).__name__
         if problem:
             raise ConfigError(f"structured_outputs cannot be used: {' '.join(problem.split())[:300]}")
-        matcher = LLMatcher(table, text)
         with self._lock:
-            self._known[text] = matcher
+            self._known[repr(wanted)] = matcher
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return Grammar(matcher.deep_copy(), self.eos_ids)
 
-    def _tokens(self) -> Any:
+    def table(self) -> Any:
+        """The tokenizer's table of bytes. Raises ConfigError when there is none to be had."""
         if self._table is None:
             import llguidance.hf
 

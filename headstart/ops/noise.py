@@ -30,16 +30,17 @@ def uniforms(seed: int, lane: int, root: int, ids: Tensor) -> Tensor:
     return _shift(bits, 11).double() * 2.0**-53
 
 
-def race(law: Tensor, seed: int, position: int) -> int:
+def race(law: Tensor, seed: int, position: int, names: Tensor | None = None) -> int:
     """One sample of a law [V] by an exponential race: argmin E(v) / law(v), E(v) ~ Exp(1) keyed by (seed, position, v).
 
     The same noise under another law gives the same id as often as a coupling of the two allows within a factor
     (Daliri, Musco, Suresh 2408.07978), which is how a draft shares the target's choice. Only ids of positive
-    probability take part.
+    probability take part. names: the ids [V] that the entries of the law stand for; their own numbers when not given.
     """
-    ids = law.nonzero().squeeze(1)
+    at = law.nonzero().squeeze(1)
+    ids = at if names is None else names[at]
     arrival = -torch.log1p(-uniforms(seed, rand.POSITION, position, ids))
-    return int(ids[torch.argmin(arrival / law[ids])])
+    return int(ids[torch.argmin(arrival / law[at])])
 
 
 def pick(weights: Tensor, u: float) -> int:

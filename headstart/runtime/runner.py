@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from headstart.ops.attention import Batch, KVCache, Span, causal_mask, slot_range
+from headstart.ops.attention import Batch, KVCache, Layout, Span, causal_mask, slot_range
 
 
 class Model(Protocol):
@@ -18,30 +18,90 @@ class Model(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def new_cache(self, slots: int) -> KVCache: ...
+    def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache: ...
 
     @property
     def kv_bytes_per_token(self) -> int: ...
 
+    @property
+    def window(self) -> int | None: ...
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor: ...
+
+
+class Tapped(Protocol):
+    """A model that shows its hidden states, for drafters that read them."""
+
+    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor]) -> Tensor: ...
 
 
 @dataclass
 class Feed:
-    """Tokens of one sequence at positions start.. that go through the model, and how many trailing rows need logits."""
+    """Tokens of one sequence at positions start.. that go through the model, and how many trailing rows need logits.
+
+    first: the first position whose key is seen; what came before it was never written.
+    """
 
     tokens: Seq[int]
     start: int
     table: Seq[int]
     logits: int = 0
+    first: int = 0
+    local: Seq[int] = ()  # the table of layers with a window, where the runner has blocks of their own for them
+
+
+def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """What sequences feed, as one pass through layers that see all keys."""
+    tokens = [t for f in feeds for t in f.tokens]
+    positions = [p for f in feeds for p in range(f.start, f.start + len(f.tokens))]
+    wanted: list[int] = []
+    end = 0
+    for f in feeds:
+        end += len(f.tokens)
+        wanted.extend(range(end - f.logits, end))
+    slots, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
+    return Batch(
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        slots=slots,
+        spans=spans,
+        logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=device),
+    )
+
+
+def _places(
+    feeds: Seq[Feed],
+    tables: Seq[Seq[int]],
+    firsts: Seq[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
+) -> tuple[Tensor, list[Span]]:
+    """The slots that new keys go to, and where those lie that each feed may see, from its first position on."""
+    slots: list[Tensor] = []
+    spans: list[Span] = []
+    row = 0
+    for f, table, first in zip(feeds, tables, firsts, strict=True):
+        rows, stop = len(f.tokens), f.start + len(f.tokens)
+        keys = slot_range(table, block_size, first, stop, device)
+        new = torch.arange(keys.stop - rows, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start - first :]
+        slots.append(new)
+        spans.append(Span(slice(row, row + rows), stop - first, keys, causal_mask(rows, stop - first, dtype, device, window)))
+        row += rows
+    return slots[0] if len(slots) == 1 else torch.cat(slots), spans
 
 
 class Runner:
-    """One model, its KV for every block of the pool, and the number of real ids of the vocabulary."""
+    """One model, its KV for every block of the pool, and the number of real ids of the vocabulary.
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, vocab: int, max_len: int) -> None:
+    local_blocks: how many blocks sliding layers have of their own; None: they use those of the other layers.
+    """
+
+    def __init__(self, model: Model, num_blocks: int, block_size: int, vocab: int, max_len: int, local_blocks: int | None = None) -> None:
         self.model, self.block_size, self.vocab, self.max_len = model, block_size, vocab, max_len
-        self.cache = model.new_cache(num_blocks * block_size)
+        self.local_blocks = local_blocks
+        self.cache = model.new_cache(num_blocks * block_size, None if local_blocks is None else local_blocks * block_size)
 
     @torch.inference_mode()
     def forward(self, feeds: Seq[Feed]) -> list[Tensor]:
@@ -49,31 +109,33 @@ class Runner:
 
         Rows of padding in the vocabulary are cut off here, so they can be neither proposed nor emitted.
         """
-        model, size = self.model, self.block_size
-        device = model.device
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[Tensor] = []
-        spans: list[Span] = []
-        wanted: list[int] = []
-        for f in feeds:
-            row, stop = len(tokens), f.start + len(f.tokens)
-            tokens.extend(f.tokens)
-            positions.extend(range(f.start, stop))
-            keys = slot_range(f.table, size, 0, stop, device)
-            new = torch.arange(keys.start + f.start, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start :]
-            slots.append(new)
-            mask = causal_mask(len(f.tokens), stop, model.dtype, device)
-            spans.append(Span(slice(row, len(tokens)), stop, keys, mask))
-            wanted.extend(range(len(tokens) - f.logits, len(tokens)))
-        batch = Batch(
-            tokens=torch.tensor(tokens, device=device),
-            positions=torch.tensor(positions, device=device),
-            slots=slots[0] if len(slots) == 1 else torch.cat(slots),
-            spans=spans,
-            logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=device),
-        )
-        logits = model.forward(batch, self.cache)[:, : self.vocab]
+        return self._per_feed(self.model.forward(self._batch(feeds), self.cache), feeds)
+
+    @torch.inference_mode()
+    def forward_with_states(self, feeds: Seq[Feed], layers: Seq[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """`forward`, and for each feed the hidden states [rows, len(layers) * hidden] that enter these layers."""
+        taps = dict.fromkeys(layers, torch.empty(0))
+        logits = cast(Tapped, self.model).forward(self._batch(feeds), self.cache, taps)
+        states = torch.cat([taps[i] for i in layers], -1).split([len(f.tokens) for f in feeds])
+        return self._per_feed(logits, feeds), list(states)
+
+    def _batch(self, feeds: Seq[Feed]) -> Batch:
+        model = self.model
+        batch = lay_out(feeds, self.block_size, model.dtype, model.device)
+        if (window := model.window) is not None:
+            tables = [self._local(f) for f in feeds]
+            firsts = [max(0, f.start - window + 1) for f in feeds]
+            batch.local = Layout(*_places(feeds, tables, firsts, self.block_size, model.dtype, model.device, window))
+        return batch
+
+    def _local(self, feed: Feed) -> Seq[int]:
+        """Its table of layers with a window. One without (a trial while nothing else runs) goes round and round their blocks."""
+        if self.local_blocks is None:
+            return feed.table
+        return feed.local or [block % self.local_blocks for block in feed.table]
+
+    def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
+        logits = logits[:, : self.vocab]
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         return list(logits.split([f.logits for f in feeds]))

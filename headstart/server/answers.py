@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculativeStats
+from headstart.core.outputs import CompletionOutput, Logprob, RequestOutput
+from headstart.server.figures import extras, usage
 from headstart.server.prompts import token_bytes
 from headstart.server.tools import ToolCall, ToolReader
 
@@ -29,11 +30,12 @@ class Form:
     n: int = 1
     top_logprobs: int | None = None  # None: no log probabilities
     tools: Sequence[str] = ()
-    echo: str | None = None  # the prompt's text, when it is to be repeated
+    echo: Sequence[str] | None = None  # the text of each prompt, when they are to be repeated
+    silent: bool = False  # max_tokens=0: the prompt is all that is asked about
+    prompt_logprobs: bool = False
     ids: bool = False
     origins: bool = False
     level: str = "summary"  # of the speculative metrics
-    predicted: bool = False  # whether the client sent a prediction
     usage: bool = False
     continuous: bool = False
     max_calls: int | None = None
@@ -53,14 +55,25 @@ class Form:
 
 def whole(form: Form, outputs: Sequence[RequestOutput]) -> Json:
     """The body of an answer that is not streamed."""
-    choices = []
-    for i, output in enumerate(outputs):
-        for completion in output.outputs:
-            choices.append(_choice(form, i * form.n + completion.index, output, completion))
-    body = form.head("chat.completion" if form.chat else "text_completion") | {"choices": choices, "usage": usage(form, outputs)}
-    if outputs[0].prompt_logprobs is not None and not form.echo:
-        body["prompt_logprobs"] = [_plain(entry) for entry in outputs[0].prompt_logprobs]
-    return body | extras(form, outputs)
+    outputs = [_shown(form, o) for o in outputs]
+    choices = [
+        _choice(form, prompt * form.n + completion.index, output, completion)
+        for prompt, output in enumerate(outputs)
+        for completion in output.outputs
+    ]
+    body = form.head("chat.completion" if form.chat else "text_completion") | {"choices": choices, "usage": usage(outputs)}
+    if form.chat and form.prompt_logprobs:
+        body["prompt_logprobs"] = _prompt_logprobs(outputs[0])
+    return body | extras(outputs, form.level)
+
+
+def _shown(form: Form, output: RequestOutput) -> RequestOutput:
+    """The output; of a silent form without the one token that the engine makes at least."""
+    if not form.silent:
+        return output
+    ended = "length" if output.finished else None
+    none = [CompletionOutput(c.index, "", [], logprobs=None if c.logprobs is None else [], finish_reason=ended) for c in output.outputs]
+    return replace(output, outputs=none)
 
 
 def _choice(form: Form, index: int, output: RequestOutput, completion: CompletionOutput) -> Json:
@@ -76,20 +89,41 @@ def _choice(form: Form, index: int, output: RequestOutput, completion: Completio
                 finish = "tool_calls" if finish == "stop" else finish
         choice |= {"message": message, "logprobs": _chat_logprobs(form, completion, 0)}
     else:
-        text = completion.text if form.echo is None else form.echo + completion.text
-        choice |= {"text": text, "logprobs": _text_logprobs(form, output, completion, 0, 0)}
+        echo = _echo(form, index)
+        choice |= {"text": (echo or "") + completion.text, "logprobs": _text_logprobs(form, output, completion, 0, echo)}
+        if form.prompt_logprobs:
+            choice["prompt_logprobs"] = _prompt_logprobs(output)
     choice |= {"finish_reason": finish, "stop_reason": completion.stop_reason}
     if form.ids:
         choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
     if form.origins:
-        pairs = zip(completion.token_texts, completion.origins, strict=True)
-        choice["token_origins"] = [{"text": text, "origin": origin} for text, origin in pairs]
+        choice["token_origins"] = [_origin(completion, i, text) for i, text in enumerate(completion.token_texts)]
     return choice
+
+
+def _echo(form: Form, index: int) -> str | None:
+    """The text to repeat in front of a choice; None where none is."""
+    return None if form.echo is None else form.echo[index // form.n]
 
 
 def _call(call: ToolCall, index: int | None = None) -> Json:
     out: Json = {"id": "call_" + uuid.uuid4().hex[:24], "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
     return out if index is None else {"index": index, **out}
+
+
+def _origin_of(completion: CompletionOutput, at: int) -> str:
+    drafter = completion.drafters[at]
+    return completion.origins[at] if drafter is None else f"draft:{drafter}"
+
+
+def _origin(completion: CompletionOutput, at: int, text: str) -> Json:
+    """Where one token came from and, where that was traced, how it was judged."""
+    entry: Json = {"text": text, "origin": _origin_of(completion, at)}
+    if completion.traces is not None:
+        judged = completion.traces[at]
+        rejected = [{"text": d.text, "p": d.p, "q": d.q} for d in judged.rejected]
+        entry |= {"p": judged.p, "q": judged.q, "rejected": rejected}
+    return entry
 
 
 # Log probabilities
@@ -111,20 +145,18 @@ def _chat_logprobs(form: Form, completion: CompletionOutput, start: int) -> Json
     return {"content": content, "refusal": None}
 
 
-def _text_logprobs(form: Form, output: RequestOutput, completion: CompletionOutput, start: int, offset: int) -> Json | None:
+def _text_logprobs(form: Form, output: RequestOutput, completion: CompletionOutput, start: int, echo: str | None) -> Json | None:
     """`text_offset` counts characters from the beginning of the answer, or of the echoed prompt."""
     if form.top_logprobs is None or completion.logprobs is None:
         return None
     out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    if form.echo is not None and start == 0 and output.prompt_logprobs is not None:
+    offset = 0
+    if echo is not None and start == 0 and output.prompt_logprobs is not None:
         for token, known in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
             text = known[token].decoded_token or "" if known else form.tokenizer.decode([token])
             _append(form, out, token, text, known, offset)
             offset += len(text)
-        offset = len(form.echo)
-    elif form.echo is not None:
-        offset += len(form.echo)
-    offset += sum(len(t) for t in completion.token_texts[:start])
+    offset = len(echo or "") + sum(len(t) for t in completion.token_texts[:start])
     rows = zip(completion.token_ids[start:], completion.logprobs[start:], completion.token_texts[start:], strict=True)
     for token, scores, text in rows:
         _append(form, out, token, scores[token].decoded_token or "", scores, offset)
@@ -140,101 +172,14 @@ def _append(form: Form, out: Json, token: int, text: str, scores: Mapping[int, L
     out["top_logprobs"].append({scores[t].decoded_token or str(t): max(scores[t].logprob, -9999.0) for t in best} if scores else None)
 
 
-def _plain(entry: Mapping[int, Logprob] | None) -> Json | None:
-    if entry is None:
-        return None
+def _prompt_logprobs(output: RequestOutput) -> list[Json | None] | None:
+    """vLLM's form: an object by token id for each token of the prompt, None for the first."""
+    scores = output.prompt_logprobs
+    return None if scores is None else [None if entry is None else _by_id(entry) for entry in scores]
+
+
+def _by_id(entry: Mapping[int, Logprob]) -> Json:
     return {str(t): {"logprob": max(s.logprob, -9999.0), "rank": s.rank, "decoded_token": s.decoded_token} for t, s in entry.items()}
-
-
-# Usage and statistics
-
-
-def usage(form: Form, outputs: Sequence[RequestOutput]) -> Json:
-    """Token counts. `completion_tokens` are tokens that were emitted: refused drafts are never charged."""
-    prompt = sum(len(o.prompt_token_ids) for o in outputs)
-    made = sum(len(c.token_ids) for o in outputs for c in o.outputs)
-    stats = [o.metrics.speculative_decoding for o in outputs]
-    drafted = sum(s.num_draft_tokens for s in stats)
-    accepted = sum(s.num_accepted_draft_tokens for s in stats)
-    details: Json = {"reasoning_tokens": 0, "audio_tokens": 0}
-    details |= {"accepted_prediction_tokens": None, "rejected_prediction_tokens": None}
-    if form.predicted:
-        for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
-            details[name] = sum(getattr(o.metrics, name, 0) or 0 for o in outputs)
-    # Official shapes are all that some clients keep, so the acceptance stands here too.
-    details |= {"draft_tokens": drafted, "accepted_draft_tokens": accepted}
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in outputs)},
-        "completion_tokens_details": details,
-    }
-
-
-def extras(form: Form, outputs: Sequence[RequestOutput]) -> Json:
-    """vLLM's `metrics` and llama.cpp's `timings`, of a request with one prompt and one completion."""
-    if len(outputs) > 1 or len(outputs[0].outputs) > 1:
-        return {}
-    body: Json = {"timings": timings(outputs[0])}
-    if form.level != "none":
-        body["metrics"] = request_metrics(outputs[0], form.level == "detailed")
-    return body
-
-
-def request_metrics(output: RequestOutput, detailed: bool) -> Json:
-    """vLLM's per-request object; times in milliseconds."""
-    m = output.metrics
-    made = sum(len(c.token_ids) for c in output.outputs)
-    scheduled, first = m.first_scheduled_time, m.first_token_time
-    end = m.finished_time or time.monotonic()
-    decode = None if first is None else end - first
-    body: Json = {
-        "time_to_first_token_ms": None if first is None else (first - m.arrival_time) * 1e3,
-        "queue_time_ms": None if scheduled is None else (scheduled - m.arrival_time) * 1e3,
-        "generation_time_ms": None if decode is None else decode * 1e3,
-        "mean_itl_ms": None if decode is None or made < 2 else decode / (made - 1) * 1e3,
-        "tokens_per_second": None if scheduled is None else made / max(end - scheduled, 1e-9),
-        "num_passes": m.num_passes,
-        "seed": m.seed,
-    }
-    if m.speculative_decoding.num_spec_tokens:
-        body["speculative_decoding"] = _speculative(m.speculative_decoding, detailed)
-    return body
-
-
-def _speculative(stats: SpeculativeStats, detailed: bool) -> Json:
-    body = stats.as_dict()
-    if not detailed:
-        for name in ("per_step_accepted", "per_step_drafted"):
-            del body[name]
-    return body
-
-
-def timings(output: RequestOutput) -> Json:
-    """llama.cpp's object; `draft_n` is there when drafts were made."""
-    m = output.metrics
-    made = sum(len(c.token_ids) for c in output.outputs)
-    read = len(output.prompt_token_ids) - output.num_cached_tokens
-    start = m.first_scheduled_time or m.arrival_time
-    first = m.first_token_time or start
-    prompt_ms = max(first - start, 1e-9) * 1e3
-    predicted_ms = max((m.finished_time or time.monotonic()) - first, 1e-9) * 1e3
-    body: Json = {
-        "cache_n": output.num_cached_tokens,
-        "prompt_n": read,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / max(read, 1),
-        "prompt_per_second": read / prompt_ms * 1e3,
-        "predicted_n": made,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / max(made, 1),
-        "predicted_per_second": max(made - 1, 0) / predicted_ms * 1e3,
-    }
-    stats = m.speculative_decoding
-    if stats.num_draft_tokens:
-        body |= {"draft_n": stats.num_draft_tokens, "draft_n_accepted": stats.num_accepted_draft_tokens}
-    return body
 
 
 # Streams
@@ -248,8 +193,9 @@ class _Sent:
     chars: int = 0
     tokens: int = 0
     calls: int = 0
-    segment_token: int = 0  # of the origins: tokens whose text is out, and the characters before them
-    segment_chars: int = 0
+    border: int = 0  # the last token that has shown text, and the characters before it
+    border_chars: int = 0
+    begun: bool = False
     done: bool = False
 
 
@@ -273,31 +219,36 @@ class Stream:
 
     def update(self, prompt: int, output: RequestOutput) -> list[Json]:
         """The chunks of what is new in the output of one prompt."""
-        self.outputs[prompt] = output
+        scores = output.prompt_logprobs
+        if scores and len(scores) > 1 and scores[-1] is None:
+            return []  # one of several completions is ahead of the one whose prompt is scored, and begins with those scores
+        self.outputs[prompt] = output = _shown(self.form, output)
         chunks = []
         for completion in output.outputs:
             index = prompt * self.form.n + completion.index
             choice = self._delta(index, output, completion)
             if choice is not None:
                 chunks.append(self._chunk([choice]))
+                if self.form.chat and "prompt_logprobs" in choice:  # beside the choices, as in a whole answer
+                    chunks[-1]["prompt_logprobs"] = choice.pop("prompt_logprobs")
         known = [o for o in self.outputs if o is not None]
         if chunks and not self.form.usage and len(known) == len(self.outputs) and all(o.finished for o in known):
-            chunks[-1] |= extras(self.form, known)  # where no usage chunk follows, the last one carries them
+            chunks[-1] |= extras(known, self.form.level)  # where no usage chunk follows, the last one carries them
         return chunks
 
     def end(self) -> list[Json]:
         """The chunk after all: usage, if it was asked for, and the statistics."""
         outputs = [o for o in self.outputs if o is not None]
-        more = extras(self.form, outputs) if len(outputs) == len(self.outputs) else {}
+        more = extras(outputs, self.form.level) if len(outputs) == len(self.outputs) else {}
         if self.form.usage:
-            return [self._chunk([]) | {"usage": usage(self.form, outputs)} | more]
+            return [self._chunk([]) | {"usage": usage(outputs)} | more]
         return []
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self.form.head(self.kind) | {"choices": choices}
         if self.form.usage:
             known = [o for o in self.outputs if o is not None]
-            chunk["usage"] = usage(self.form, known) if self.form.continuous and known else None
+            chunk["usage"] = usage(known) if self.form.continuous and known else None
         return chunk
 
     def _delta(self, index: int, output: RequestOutput, completion: CompletionOutput) -> Json | None:
@@ -311,7 +262,7 @@ class Stream:
             new, calls = sent.tools.feed(text, ended)
             calls = calls[: None if form.max_calls is None else max(form.max_calls - sent.calls, 0)]
         fresh = len(completion.token_ids) > sent.tokens
-        if not (new or calls or ended or (fresh and (form.top_logprobs is not None or form.ids or form.continuous))):
+        if not (new or calls or ended or (fresh and (form.top_logprobs is not None or form.ids or form.origins or form.continuous))):
             return None
         finish = completion.finish_reason
         choice: Json = {"index": index}
@@ -324,32 +275,34 @@ class Stream:
                 finish = "tool_calls"
             choice |= {"delta": delta, "logprobs": _chat_logprobs(form, completion, sent.tokens)}
         else:
-            echo = form.echo if form.echo is not None and sent.tokens == 0 else ""
-            choice |= {"text": echo + new, "logprobs": _text_logprobs(form, output, completion, sent.tokens, 0)}
+            echo = _echo(form, index)
+            front = "" if echo is None or sent.begun else echo
+            choice |= {"text": front + new, "logprobs": _text_logprobs(form, output, completion, sent.tokens, echo)}
         choice |= {"finish_reason": finish}
         if ended:
             choice["stop_reason"] = completion.stop_reason
+        if form.prompt_logprobs and not sent.begun and (index == 0 or not form.chat):
+            choice["prompt_logprobs"] = _prompt_logprobs(output)
         if form.ids:
             choice["token_ids"] = completion.token_ids[sent.tokens :]
         if form.origins:
-            choice["token_origins"] = self._segments(sent, completion)
-        sent.chars, sent.tokens, sent.done = len(text), len(completion.token_ids), ended
+            choice["token_origins"] = self._origins(sent, completion)
+        sent.chars, sent.tokens, sent.begun, sent.done = len(text), len(completion.token_ids), True, ended
         return choice
 
     @staticmethod
-    def _segments(sent: _Sent, completion: CompletionOutput) -> list[Json]:
-        """The new text cut at token borders, each piece with the origin of its token."""
+    def _origins(sent: _Sent, completion: CompletionOutput) -> list[Json]:
+        """An entry for every new token; text of an older one that had been held back follows in an entry without the rest."""
         out: list[Json] = []
-        at = sent.segment_chars
-        known = sent.chars
-        for i in range(sent.segment_token, len(completion.token_texts)):
+        at = sent.border_chars
+        for i in range(sent.border, len(completion.token_texts)):
             piece = completion.token_texts[i]
-            end = at + len(piece)
-            if end > known:
-                out.append({"text": piece[max(known - at, 0) :], "origin": completion.origins[i]})
-            at = end
-        # The last token's text may still grow: what is held back is cut from the end.
-        while sent.segment_token < len(completion.token_texts) - 64:
-            sent.segment_chars += len(completion.token_texts[sent.segment_token])
-            sent.segment_token += 1
+            new = piece[max(sent.chars - at, 0) :]
+            if i >= sent.tokens:
+                out.append(_origin(completion, i, new))
+            elif new:
+                out.append({"text": new, "origin": _origin_of(completion, i)})
+            if piece:
+                sent.border, sent.border_chars = i, at
+            at += len(piece)
         return out

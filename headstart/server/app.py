@@ -18,7 +18,8 @@ from starlette.requests import ClientDisconnect
 import headstart
 from headstart.server.errors import ApiError, invalid, unavailable
 from headstart.server.guard import Guard
-from headstart.server.protocol import (
+from headstart.server.service import Service
+from headstart.server.shapes import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,7 +27,6 @@ from headstart.server.protocol import (
     TokenizeRequest,
     parse,
 )
-from headstart.server.service import Service
 
 PAGE = Path(__file__).with_name("page.html")
 

@@ -25,6 +25,7 @@ from headstart.server.errors import ApiError, busy, internal, invalid, refused, 
 
 if TYPE_CHECKING:
     from headstart.engine.request import Request
+    from headstart.ops.grammar import Grammar
 
 log = logging.getLogger("headstart.server")
 
@@ -55,8 +56,10 @@ class Ticket:
         ready: asyncio.Event,
         streams: bool = False,
         salt: bytes = b"",
+        grammar: Grammar | None = None,
     ) -> None:
-        self.id, self.prompt, self.ids, self.params, self.streams, self.salt = request_id, prompt, ids, params, streams, salt
+        self.id, self.prompt, self.ids, self.params, self.streams = request_id, prompt, ids, params, streams
+        self.salt, self.grammar = salt, grammar
         self.ready, self.error, self.latest = ready, None, None  # type: asyncio.Event, ApiError | None, RequestOutput | None
         self._wanted, self._fresh = True, False
         self._admitted = asyncio.Event()
@@ -217,7 +220,7 @@ class EngineLoop:
             ticket.fail(unavailable("broken"))
             return
         try:
-            self.engine.add(ticket.id, ticket.prompt, ticket.ids, ticket.params, salt=ticket.salt)
+            self.engine.add(ticket.id, ticket.prompt, ticket.ids, ticket.params, salt=ticket.salt, grammar=ticket.grammar)
         except ConfigError as e:
             ticket.fail(refused(str(e), SamplingParams.__dataclass_fields__))
         except Exception:
@@ -262,16 +265,18 @@ class EngineLoop:
 
     def _works(self) -> bool:
         """Whether the model still runs, tried on one token in a block that nobody holds."""
-        engine, table = self.engine, []  # type: Engine, list[int]
-        if not engine.pool.grow(table, 1):
-            return True
+        engine, table, local = self.engine, [], []  # type: Engine, list[int], list[int]
+        held = [(engine.pool, table)] + ([] if engine.pool.local is None else [(engine.pool.local, local)])
         try:
-            engine.target.forward([Feed([0], 0, table, 1)])
+            if not all(pool.grow(blocks, 1) for pool, blocks in held):
+                return True
+            engine.target.forward([Feed([0], 0, table, 1, local=local)])
         except BaseException:
             log.exception("a pass of one token failed too")
             return False
         finally:
-            engine.pool.trim(table, 0)
+            for pool, blocks in held:
+                pool.trim(blocks, 0)
         return True
 
     def _die(self) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headstart.core.errors import first_line
 from headstart.server.errors import invalid
-from headstart.server.protocol import ChatRequest, at_most, depth, messages_of, too_long, tool_names
-from headstart.server.settings import Limits
+from headstart.server.limits import Limits, at_most, depth, too_long
+from headstart.server.messages import messages_of
+from headstart.server.shapes import ChatRequest, CompletionRequest
+from headstart.server.tools import tool_names
 
 
 class Prompter:
@@ -78,6 +80,17 @@ class Prompter:
                     raise invalid(f"{name} is not supported: this model's chat template does not know it", name)
                 given[name] = value
         return given
+
+
+def prompts_of(asked: CompletionRequest, limits: Limits) -> list[str | list[int]]:
+    """The prompts of a completion request. Raises ApiError 400."""
+    given: Any = asked.prompt
+    many: Iterable[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    prompts = list(many)
+    if not prompts:
+        raise invalid("prompt is empty: send text or token ids", "prompt")
+    at_most("prompt", len(prompts), limits.prompts, "prompts")
+    return prompts
 
 
 def token_bytes(tokenizer: Any, token: int, text: str) -> list[int]:

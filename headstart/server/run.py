@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,15 +13,16 @@ import uvicorn
 
 from headstart.core.errors import ConfigError
 from headstart.server.app import create_app
+from headstart.server.connection import MAX_HEADERS, Connection
 from headstart.server.service import Service
 from headstart.server.settings import Settings
+from headstart.server.threads import in_thread
 
 if TYPE_CHECKING:
     from headstart.api import LLM
 
 log = logging.getLogger("headstart.server")
 
-_MAX_HEADERS = 32 << 10  # bytes; more is a 400 and the end of the connection
 _MAX_CONNECTIONS = 2048
 
 
@@ -37,13 +36,13 @@ class Server(uvicorn.Server):
                 create_app(service),
                 host=settings.host,
                 port=settings.port,
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                h11_max_incomplete_event_size=_MAX_HEADERS,
+                h11_max_incomplete_event_size=MAX_HEADERS,
                 limit_concurrency=_MAX_CONNECTIONS,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=5,
@@ -112,32 +111,6 @@ class Server(uvicorn.Server):
         host = self.service.settings.host
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{host}:{port}"
-
-
-async def in_thread(work: Callable[[], LLM]) -> LLM:
-    """Run something long that an exit need not wait for, as it would for a thread of asyncio's own."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[LLM] = loop.create_future()
-
-    def settle(result: LLM | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        elif result is not None:
-            future.set_result(result)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as e:
-            error = e
-        with contextlib.suppress(RuntimeError):  # the event loop has gone
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -16,17 +16,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import headstart
-from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestOutput
 from headstart.core.params import SamplingParams
-from headstart.server import protocol
 from headstart.server.answers import Form, Stream, whole
-from headstart.server.errors import internal, refused, timed_out, unavailable, unknown_model
+from headstart.server.errors import internal, invalid, timed_out, unavailable, unknown_model
 from headstart.server.events import PING, EventStream, event, until_gone
+from headstart.server.grammars import Grammars
+from headstart.server.limits import check_lengths
 from headstart.server.loop import EngineLoop, Ticket
 from headstart.server.metrics import Metrics
-from headstart.server.prompts import Prompter
+from headstart.server.options import chat_sampling, completion_sampling, grammar_field
+from headstart.server.prompts import Prompter, prompts_of
 from headstart.server.settings import Settings
+from headstart.server.shapes import Asked, ChatRequest, CompletionRequest, DetokenizeRequest, StreamOptions, TokenizeRequest
+from headstart.server.tools import tool_names
 
 if TYPE_CHECKING:
     from headstart.api import LLM
@@ -55,7 +58,8 @@ class Service:
         """Take a loaded model and begin to answer."""
         engine = llm.engine
         self.context, self.vocab = engine.target.max_len, engine.target.vocab
-        self.grammars = engine.grammars
+        self.drafters = [member.name for member in engine.drafter.members]
+        self.grammars = Grammars(engine.grammars, self.settings.limits.grammar_seconds)
         self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits, self.context)
         self.metrics = Metrics(self.settings.served_name, self.settings.metrics_prefix, self.context)
         digest = hashlib.sha256(repr(replace(llm.config, hf_token=None)).encode()).hexdigest()[:8]
@@ -108,11 +112,11 @@ class Service:
         """Run something slow off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    async def chat(self, request: Request, asked: protocol.ChatRequest) -> Response:
+    async def chat(self, request: Request, asked: ChatRequest) -> Response:
         """`/v1/chat/completions`."""
         self.check_model(asked.model)
-        params = protocol.chat_sampling(asked, self.settings.limits)
-        tools = protocol.tool_names(asked, self.settings.limits)
+        params = chat_sampling(asked, self.settings.limits)
+        tools = tool_names(asked, self.settings.limits)
         form = self._form(asked, params, chat=True)
         form.top_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         form.tools = tools
@@ -121,15 +125,15 @@ class Service:
         def prepare() -> list[Prepared]:
             return [self.prompter.chat(asked)]
 
-        return await self._run(request, asked, form, params, 1, prepare, params.max_tokens)
+        return await self._run(request, asked, form, params, 1, prepare)
 
-    async def complete(self, request: Request, asked: protocol.CompletionRequest) -> Response:
+    async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         """`/v1/completions`."""
         self.check_model(asked.model)
-        params = protocol.completion_sampling(asked, self.settings.limits)
-        prompts = protocol.prompts_of(asked, self.settings.limits)
+        params = completion_sampling(asked, self.settings.limits)
+        prompts = prompts_of(asked, self.settings.limits)
         form = self._form(asked, params, chat=False)
-        form.top_logprobs = asked.logprobs
+        form.top_logprobs, form.silent = asked.logprobs, asked.max_tokens == 0
 
         def prepare() -> list[Prepared]:
             made: list[Prepared] = []
@@ -140,15 +144,13 @@ class Service:
                 else:
                     made.append((None, prompt))
             if asked.echo:
-                if len(made) > 1:
-                    raise protocol.invalid("echo with several prompts is not available: send one at a time", "echo")
-                form.echo = made[0][0] if made[0][0] is not None else self._decode(made[0][1])
+                form.echo = [self._decode(ids) if text is None else text for text, ids in made]
             return made
 
-        return await self._run(request, asked, form, params, len(prompts), prepare, params.max_tokens)
+        return await self._run(request, asked, form, params, len(prompts), prepare)
 
-    def _form(self, asked: protocol.Asked, params: SamplingParams, chat: bool) -> Form:
-        options = asked.stream_options or protocol.StreamOptions()
+    def _form(self, asked: Asked, params: SamplingParams, chat: bool) -> Form:
+        options = asked.stream_options or StreamOptions()
         return Form(
             model=self.settings.served_name,
             fingerprint=self.fingerprint,
@@ -156,9 +158,9 @@ class Service:
             chat=chat,
             n=params.n,
             ids=bool(asked.return_token_ids),
-            origins=bool(asked.return_token_origins),
+            origins=bool(asked.return_token_origins or asked.trace_drafts),
+            prompt_logprobs=asked.prompt_logprobs is not None,
             level=self.settings.request_metrics,
-            predicted=asked.prediction is not None,
             usage=bool(options.include_usage),
             continuous=bool(options.continuous_usage_stats),
             id=asked.request_id or "",
@@ -167,12 +169,11 @@ class Service:
     async def _run(
         self,
         request: Request,
-        asked: protocol.Asked,
+        asked: Asked,
         form: Form,
         params: SamplingParams,
         prompts: int,
         prepare: Callable[[], list[Prepared]],
-        wanted: int | None,
     ) -> Response:
         """Reserve, prepare, submit, and answer whole or streamed. Whatever happens, what was begun is ended."""
         self.refuse_unless_ready()
@@ -193,12 +194,13 @@ class Service:
         streams = bool(asked.stream)
         try:
             prepared = await self.work(prepare)
+            grammar = None
             if params.structured_outputs is not None:
-                await self.work(self._compiles, params)  # a wrong or costly grammar must not hold up the engine
+                grammar = await self.grammars.compile(params.structured_outputs, grammar_field(asked))  # type: ignore[arg-type]
             for text, ids in prepared:
-                protocol.check_lengths(len(ids), wanted, self.context, params.truncate_prompt_tokens is not None)
+                check_lengths(len(ids), params.max_tokens, self.context, params.truncate_prompt_tokens is not None)
                 salt = self._salt(request, asked)
-                ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt)
+                ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt, grammar=grammar)
                 self.loop.submit(ticket)
                 tickets.append(ticket)
             for ticket in tickets:
@@ -217,14 +219,8 @@ class Service:
         self._say(request, outputs)
         return JSONResponse(body)
 
-    def _compiles(self, params: SamplingParams) -> None:
-        try:
-            self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
-        except ConfigError as e:
-            raise refused(str(e), SamplingParams.__dataclass_fields__) from None
-
     @staticmethod
-    def _salt(request: Request, asked: protocol.Asked) -> bytes:
+    def _salt(request: Request, asked: Asked) -> bytes:
         owner: bytes = getattr(request.state, "owner", b"")
         if not owner and not asked.cache_salt:
             return b""
@@ -286,7 +282,7 @@ class Service:
     def _decode(self, ids: list[int]) -> str:
         bad = next((t for t in ids if not 0 <= t < self.vocab), None)
         if bad is not None:
-            raise protocol.invalid(f"token id {bad} is not an id of the vocabulary (0..{self.vocab - 1})", "prompt")
+            raise invalid(f"token id {bad} is not an id of the vocabulary (0..{self.vocab - 1})", "prompt")
         return str(self.prompter.tokenizer.decode(ids))
 
     def _say(self, request: Request, outputs: list[RequestOutput]) -> None:
@@ -304,18 +300,18 @@ class Service:
 
     # -- the small routes ------------------------------------------------------------------------------------------
 
-    async def tokenize(self, asked: protocol.TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, asked: TokenizeRequest) -> dict[str, Any]:
         """`/tokenize`."""
         self.refuse_unless_ready()
         self.check_model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
-            raise protocol.invalid("tokenize needs either prompt or messages", "prompt")
+            raise invalid("tokenize needs either prompt or messages", "prompt")
 
         def ids() -> list[int]:
             if asked.prompt is not None:
                 return self.prompter.encode(asked.prompt, asked.add_special_tokens)
             begins = asked.add_generation_prompt
-            return self.prompter.chat(protocol.ChatRequest(messages=asked.messages or [], add_generation_prompt=begins))[1]
+            return self.prompter.chat(ChatRequest(messages=asked.messages or [], add_generation_prompt=begins))[1]
 
         tokens = await self.work(ids)
         body = {"count": len(tokens), "max_model_len": self.context, "tokens": tokens}
@@ -323,19 +319,19 @@ class Service:
             body["token_strs"] = self.prompter.tokenizer.convert_ids_to_tokens(tokens)
         return body
 
-    async def detokenize(self, asked: protocol.DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(self, asked: DetokenizeRequest) -> dict[str, Any]:
         """`/detokenize`."""
         self.refuse_unless_ready()
         self.check_model(asked.model)
         bad = next((t for t in asked.tokens if not 0 <= t < self.vocab), None)
         if bad is not None:
-            raise protocol.invalid(f"tokens: {bad} is not an id of the vocabulary (0..{self.vocab - 1})", "tokens")
+            raise invalid(f"tokens: {bad} is not an id of the vocabulary (0..{self.vocab - 1})", "tokens")
         return {"prompt": await self.work(self.prompter.tokenizer.decode, asked.tokens)}
 
     def model(self) -> dict[str, Any]:
         """The entry of `/v1/models`."""
-        limits = {"max_model_len": self.context} if self.state == "ready" else {}
-        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **limits}
+        more = {"max_model_len": self.context, "drafters": self.drafters} if self.state == "ready" else {}
+        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **more}
 
 
 def _sound(output: RequestOutput) -> RequestOutput:

@@ -1,32 +1,14 @@
-"""What a server is told, and the limits it holds clients to. Plain data, no libraries."""
+"""What a server is told. Plain data, no libraries."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headstart.core.checks import integer, number
 from headstart.core.errors import ConfigError, nearest
+from headstart.server.limits import Limits
 
 METRICS_LEVELS = ("none", "summary", "detailed")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one client may ask for. Lengths in characters unless a unit is named."""
-
-    body_bytes: int = 8 << 20
-    body_seconds: float = 30.0  # for a whole body to arrive
-    n: int = 16  # completions per prompt, best_of included
-    prompts: int = 128  # prompts of one /v1/completions call
-    messages: int = 2048
-    stops: int = 32
-    stop_length: int = 1024
-    bad_words: int = 256
-    logit_bias: int = 4096
-    tools: int = 128
-    schema_bytes: int = 64 << 10
-    schema_depth: int = 32
-    template_bytes: int = 64 << 10  # chat_template_kwargs
 
 
 @dataclass(frozen=True)
@@ -52,7 +34,7 @@ class Settings:
     request_metrics: str = "summary"
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         integer("port", self.port, 0, 65535)

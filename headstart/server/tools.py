@@ -1,4 +1,5 @@
-"""Tool calls in the text of a model: `<tool_call>{json}</tool_call>` (Hermes, Qwen) and the bare JSON object (Llama 3).
+"""Tools: what a request offers and demands, and the calls in the text of a model, `<tool_call>{json}</tool_call>` (Hermes, Qwen)
+or the bare JSON object (Llama 3).
 
 Finds them by plain search, in time linear in the text. What does not parse stays text: nothing a model wrote is lost.
 """
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.core.stopping import held_back
+from headstart.server.errors import invalid
+from headstart.server.limits import Limits, at_most, check_schema
+from headstart.server.shapes import ChatRequest
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -105,3 +109,41 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[
         properties = {"name": {"const": function["name"]}, "arguments": arguments}
         kinds.append({"type": "object", "properties": properties, "required": ["name", "arguments"], "additionalProperties": False})
     return {**(kinds[0] if len(kinds) == 1 else {"anyOf": kinds}), **shared}
+
+
+def tool_names(asked: ChatRequest, limits: Limits) -> list[str]:
+    """The names of the tools that may be called; none when there are none or `tool_choice` is "none". Raises ApiError 400."""
+    tools = asked.tools or []
+    at_most("tools", len(tools), limits.tools, "tools")
+    names = []
+    for i, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise invalid(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': ..., 'parameters': {{...}}}}}}", "tools")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise invalid(f"tools[{i}]: parameters must be a JSON schema", "tools")
+        names.append(function["name"])
+    check_schema("tools", tools, limits)
+    return [] if asked.tool_choice == "none" else names
+
+
+def forced_tool(asked: ChatRequest, limits: Limits) -> dict[str, Any] | None:
+    """The schema of the call that `tool_choice` demands; None when it demands none. Raises ApiError 400."""
+    names, choice = tool_names(asked, limits), asked.tool_choice
+    if choice in (None, "auto", "none"):
+        return None
+    name = None
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or name not in names:
+            raise invalid(f"tool_choice names no tool of this request: its tools are {', '.join(names)[:300] or 'none'}", "tool_choice")
+    elif choice != "required":
+        raise invalid(f"tool_choice={str(choice)[:60]!r} must be auto, none, required or a function", "tool_choice")
+    if not names:
+        raise invalid("tool_choice='required' needs tools", "tool_choice")
+    try:
+        return forced_schema(asked.tools or [], name)
+    except ValueError as e:
+        raise invalid(f"tools: {e}", "tools") from None

@@ -31,7 +31,7 @@ def test_by_dotted_name_as_in_vllm_and_by_entry_point(monkeypatch):
     assert build(method=f"{HERE}:Repeats", options={"times": 9}).times == 9
     assert isinstance(build(method="custom_class", model=f"{HERE}.Repeats"), Repeats)
     entry = EntryPoint("repeats", f"{HERE}:Repeats", plugins.GROUP)
-    monkeypatch.setattr(plugins, "entry_points", lambda group, name="repeats": [entry] if name == "repeats" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group, name="repeats": [entry] if name == "repeats" else [])
     assert isinstance(build(method="repeats"), Repeats)
     with pytest.raises(ConfigError, match="did you mean 'repeats'"):
         build(method="repaets")

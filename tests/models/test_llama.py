@@ -15,7 +15,7 @@ from headstart.runtime.runner import Feed, Runner
 from tests import tiny
 
 CPU = torch.device("cpu")
-TEXT = [random.Random(1).randrange(97) for _ in range(41)]
+TEXT = random.Random(1).choices(range(97), k=41)
 BLOCK, TABLE = 4, [7, 3, 4, 5, 11, 0, 9, 8, 2, 1, 6, 10]
 SHAPES = {
     "MHA": {"heads": 4, "kv_heads": 4},
@@ -154,7 +154,8 @@ def test_rope_of_older_and_newer_configs():
     old = read_config({**CONFIG, "rope_theta": 5e5, "rope_scaling": scaling})
     new = read_config({**CONFIG, "rope_parameters": {**scaling, "rope_theta": 5e5}})
     assert old.rope_theta == new.rope_theta == 5e5
-    assert {k: new.rope_scaling[k] for k in scaling} == old.rope_scaling == scaling
+    for read in (old, new):
+        assert {**read.rope_scaling, **scaling} == read.rope_scaling and read.rope_scaling["original_max_position_embeddings"] == 128
 
 
 @pytest.mark.parametrize("name", CONFIG)

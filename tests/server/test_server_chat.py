@@ -126,6 +126,54 @@ def test_log_probabilities_and_echo_of_completions(server: Running) -> None:
     assert complete(server, [0, 66], echo=True, max_tokens=1).json()["choices"][0]["text"].startswith("<|endoftext|>")
 
 
+def test_no_tokens_at_all_and_a_scored_prompt(server: Running) -> None:
+    scored = complete(server, "the cat sat", echo=True, logprobs=1, max_tokens=1).json()["choices"][0]["logprobs"]
+    asked = {"prompt": "the cat sat", "echo": True, "logprobs": 1, "max_tokens": 0}
+    body = server.client.post("/v1/completions", json=asked).json()
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"], body["usage"]["completion_tokens"]) == ("the cat sat", "length", 0)
+    assert all(choice["logprobs"][k] == scored[k][:-1] for k in ("tokens", "text_offset")) and len(scored["tokens"]) > 3
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(scored["token_logprobs"][1:-1], abs=1e-9)
+    chunks = events(server, "/v1/completions", **asked)
+    assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == "the cat sat"
+    assert chunks[-1]["choices"][0]["logprobs"] == choice["logprobs"]
+    assert complete(server, max_tokens=0).json()["choices"][0]["text"] == ""
+    assert complete(server, max_tokens=0, min_tokens=1).json()["error"]["param"] == "min_tokens"
+    assert chat(server, max_tokens=0).json()["error"]["param"] == "max_tokens"
+
+
+def test_echo_of_several_prompts(server: Running) -> None:
+    prompts: list[str] = ["the cat", "the mat sat on"]
+    alone = [complete(server, p, n=2, echo=True, logprobs=1, max_tokens=5).json()["choices"] for p in prompts]
+    together = complete(server, prompts, n=2, echo=True, logprobs=1, max_tokens=5).json()["choices"]
+    for one, other in zip(together, [c for answer in alone for c in answer], strict=True):
+        assert one["text"] == other["text"] and len(one["logprobs"]["tokens"]) >= 7
+        assert all(one["logprobs"][k] == other["logprobs"][k] for k in ("tokens", "text_offset"))
+        assert one["logprobs"]["token_logprobs"][1:] == pytest.approx(other["logprobs"]["token_logprobs"][1:], abs=1e-9)
+    texts = ["", "", "", ""]
+    for chunk in events(server, "/v1/completions", prompt=prompts, n=2, echo=True, max_tokens=5, temperature=0):
+        for c in chunk["choices"]:
+            texts[c["index"]] += c["text"]
+    assert texts == [c["text"] for c in together]
+
+
+@pytest.mark.parametrize("long", [False, True])  # a long prompt is scored in pieces, while its second completion is ahead
+def test_prompt_log_probabilities_are_streamed(server: Running, long: bool) -> None:
+    text = "the cat sat on " * (150 if long else 1)
+    whole = complete(server, text, prompt_logprobs=1, n=2, max_tokens=6).json()["choices"]
+    assert whole[0]["prompt_logprobs"] == whole[1]["prompt_logprobs"] and None not in whole[0]["prompt_logprobs"][1:]
+    found: dict[int, Any] = {}
+    for chunk in events(server, "/v1/completions", prompt=text, prompt_logprobs=1, n=2, max_tokens=6, temperature=0):
+        for c in chunk["choices"]:
+            assert ("prompt_logprobs" in c) == (c["index"] not in found)
+            found.setdefault(c["index"], c.get("prompt_logprobs"))
+    assert found == {c["index"]: c["prompt_logprobs"] for c in whole}
+    asked = {"messages": [{"role": "user", "content": text}], "prompt_logprobs": 0, "max_tokens": 6, "temperature": 0}
+    body = server.client.post("/v1/chat/completions", json=asked).json()
+    sent = [c["prompt_logprobs"] for c in events(server, "/v1/chat/completions", **asked) if "prompt_logprobs" in c]
+    assert sent == [body["prompt_logprobs"]] and len(sent[0]) == body["usage"]["prompt_tokens"]
+
+
 def test_several_prompts_in_order(server: Running) -> None:
     alone = [complete(server, p, n=2, temperature=1, seed=4, **FEW).json()["choices"] for p in ("the cat", "the mat")]
     together = complete(server, ["the cat", "the mat"], n=2, temperature=1, seed=4, **FEW).json()["choices"]
@@ -148,15 +196,48 @@ def test_the_answer_does_not_depend_on_drafts_and_says_what_they_did(server: Run
     assert fast["metrics"]["time_to_first_token_ms"] > 0 and fast["metrics"]["num_passes"] < slow["metrics"]["num_passes"] == 40
 
 
+def test_the_drafter_of_one_request(launch: Callable[..., Running]) -> None:
+    each = [{"method": m, "num_speculative_tokens": 4} for m in ("ngram", "suffix")]
+    server = launch({"speculative_config": {"method": "hybrid", "drafters": each, "adaptive": False}})
+    assert server.client.get("/v1/models").json()["data"][0]["drafters"] == ["prediction", "ngram", "suffix"]
+    asked = {**FEW, "return_token_origins": True, "temperature": 0}
+    answers = {name: complete(server, drafter=name, **asked).json()["choices"][0] for name in ("ngram", "suffix", None)}
+    assert len({a["text"] for a in answers.values()}) == 1
+    for name in ("ngram", "suffix"):
+        origins = {t["origin"] for t in answers[name]["token_origins"]}
+        assert {o for o in origins if o.startswith("draft")} == {f"draft:{name}"}, origins
+    for path in ("unknown", "../../etc/passwd", "prediction"):
+        error = complete(server, drafter=path).json()["error"]
+        assert error["param"] == "drafter" and (path == "prediction" or "ngram" in error["message"]), error
+
+
 def test_origins_of_tokens(server: Running) -> None:
     whole = complete(server, **FEW, return_token_origins=True, return_token_ids=True).json()["choices"][0]
     assert "".join(t["text"] for t in whole["token_origins"]) == whole["text"] and len(whole["token_ids"]) == 40
     origins = [t["origin"] for t in whole["token_origins"]]
-    assert {"draft", "recovered", "target"} <= set(origins)
+    assert {"draft:ngram", "recovered", "target"} <= set(origins)
     chunks = events(server, "/v1/completions", prompt=PROMPT, temperature=0, return_token_origins=True, return_token_ids=True, **FEW)
     pieces = [p for c in chunks for choice in c["choices"] for p in choice["token_origins"]]
     assert [p["origin"] for p in pieces] == origins and "".join(p["text"] for p in pieces) == whole["text"]
     assert [i for c in chunks for choice in c["choices"] for i in choice["token_ids"]] == whole["token_ids"]
+
+
+def test_how_tokens_were_judged(server: Running) -> None:
+    asked = {"prompt": PROMPT, "seed": 3, "verify": "rejection", **FEW}
+    whole = complete(server, **(asked | {"trace_drafts": True})).json()
+    traced = whole["choices"][0]["token_origins"]
+    details = whole["usage"]["completion_tokens_details"]
+    assert sum(len(t["rejected"]) for t in traced) == details["draft_tokens"] - details["accepted_draft_tokens"] > 0
+    assert all(0 <= t["p"] <= 1 and t["q"] is None for t in traced)
+    assert all(t["rejected"][0]["text"] for t in traced if t["origin"] == "recovered")
+    chunks = events(server, "/v1/completions", trace_drafts=True, temperature=0, **asked)
+    assert [t for c in chunks for choice in c["choices"] for t in choice["token_origins"]] == traced
+    # Text that may begin a stop string comes late, and each token still once.
+    stop = whole["choices"][0]["text"][-1] + "\u0001"
+    chunks = events(server, "/v1/completions", trace_drafts=True, temperature=0, stop=[stop], **asked)
+    pieces = [t for c in chunks for choice in c["choices"] for t in choice["token_origins"]]
+    assert "".join(t["text"] for t in pieces) == whole["choices"][0]["text"]
+    assert [t["p"] for t in pieces if "p" in t] == [t["p"] for t in traced]
 
 
 def test_detailed_and_absent_metrics(launch: Callable[..., Running]) -> None:
@@ -226,7 +307,7 @@ def test_tokenize_and_detokenize(server: Running) -> None:
 def test_the_small_routes(server: Running) -> None:
     models = server.client.get("/v1/models").json()
     assert models["object"] == "list" and models["data"][0] | {"created": 0} == {
-        "id": NAME, "object": "model", "created": 0, "owned_by": "headstart", "max_model_len": 2048,
+        "id": NAME, "object": "model", "created": 0, "owned_by": "headstart", "max_model_len": 2048, "drafters": ["prediction", "ngram"],
     }  # fmt: skip
     assert server.client.get(f"/v1/models/{NAME}").json()["id"] == NAME
     assert server.client.get("/version").json() == {"version": "0.1.0"}
@@ -238,7 +319,6 @@ def test_fields_nobody_knows_are_ignored_and_known_ones_act_or_are_refused(serve
     assert chat(server, from_the_future={"x": 1}, user="me", metadata={}, store=False, max_tokens=1).status_code == 200
     assert "from_the_future" in caplog.text and PROMPT not in caplog.text
     assert chat(server, request_id="mine", max_tokens=1).json()["id"] == "chatcmpl-mine"
-    assert chat(server, stream=True, prompt_logprobs=1).json()["error"]["param"] == "prompt_logprobs"
     for field, value in {
         "request_id": "a b",
         "functions": [], "audio": {}, "modalities": ["audio"], "web_search_options": {}, "chat_template": "x", "reasoning_effort": "low",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +87,7 @@ def test_a_chat_shows_origins_and_figures(page: Any) -> None:
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_the_race_is_even(page: Any, temperature: str) -> None:
     page.get_by_label("Temperature").fill(temperature)
-    page.get_by_role("switch").focus()
+    page.get_by_role("switch", name="Race").focus()
     page.keyboard.press("Space")
     say(page, PROMPT, 40)
     verdict = page.locator(".verdict")
@@ -93,8 +95,61 @@ def test_the_race_is_even(page: Any, temperature: str) -> None:
     assert verdict.text_content().startswith("identical") and "times the speed" in verdict.text_content()
     boxes = page.locator(".pair > div .text")
     assert boxes.count() == 2 and boxes.nth(0).text_content() == boxes.nth(1).text_content() != ""
+    assert page.locator("del").count() == 1  # that of the legend: a race does not trace
     assert boxes.nth(0).locator(".draft, .recovered, .bonus").count() == 0 and boxes.nth(1).locator(".recovered").count() > 0
     shot(page, f"race-{temperature}")
+
+
+@needs_browser
+def test_p_and_q_and_rejected_drafts_by_mouse_and_key(page: Any) -> None:
+    page.get_by_label("Temperature").fill("1")
+    page.get_by_label("Rule").select_option("rejection")
+    say(page, "ab " * 40)
+    playwright.expect(page.locator("#status")).to_contain_text("Answer complete")
+    tip, tokens = page.get_by_role("tooltip"), page.locator(".model .text > span")
+    assert tokens.count() >= 60 and not tip.is_visible()
+    recovered = page.locator(".model .recovered").first
+    recovered.hover()
+    assert tip.is_visible() and "p = " in tip.text_content() and "rejected “" in tip.text_content()
+    shot(page, "tip")
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    page.locator("#log").focus()
+    page.keyboard.press("ArrowRight")
+    assert tip.is_visible() and tokens.first.get_attribute("aria-describedby") == "tip"
+    first = tip.text_content()
+    for _ in range(70):
+        page.keyboard.press("ArrowRight")
+    assert tip.text_content() != first and tokens.last.evaluate("e => e === document.activeElement")
+    page.keyboard.press("Tab")
+    assert not tip.is_visible()
+    rejected = page.locator(".model del")
+    assert rejected.count() > 0 and not rejected.first.is_visible()
+    page.get_by_label("Show rejected drafts").check()
+    assert rejected.first.is_visible()
+    shot(page, "rejected")
+    # The bars say the same as the sums of the answer.
+    counts = [row.split(" of ") for row in page.locator("#bars .n").all_text_contents()]
+    stood, drafted = sum(int(a) for a, _ in counts), sum(int(b) for _, b in counts)
+    assert page.locator("#rate").text_content().startswith(f"{stood} of {drafted} (") and 0 < stood < drafted
+    assert drafted - stood == rejected.count()
+
+
+@needs_browser
+def test_copied_as_curl_it_is_the_same_request(page: Any, server: Running) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_label("Longest answer").fill("7")
+    page.get_by_label("Message", exact=True).fill("it's the cat")
+    page.get_by_role("button", name="Copy as curl").click()
+    playwright.expect(page.locator("#status")).to_have_text("Copied")
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    body = json.loads(words[-1])
+    assert words[:2] == ["curl", server.url + "/v1/chat/completions"] and body["messages"] == [{"role": "user", "content": "it's the cat"}]
+    answer = server.client.post("/v1/chat/completions", json=body).json()
+    page.keyboard.press("Shift+Tab")
+    say(page, "it's the cat", 7)
+    playwright.expect(page.locator("#status")).to_contain_text("Answer complete")
+    assert "".join(page.locator(".model .text > span").all_text_contents()) == answer["choices"][0]["message"]["content"]
 
 
 @needs_browser
@@ -123,10 +178,24 @@ def test_text_of_the_model_is_never_markup(page: Any) -> None:
 def test_every_control_has_a_name_and_can_be_reached_by_key(page: Any) -> None:
     page.evaluate("document.getElementById('log').focus()")
     reached = set()
-    for _ in range(20):
+    for _ in range(26):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id"))
-    expected = {"prompt", "race", "clear", "send", "system", "temperature", "top_p", "max_tokens", "seed", "drafts", "verify"}
+    expected = {
+        "prompt",
+        "race",
+        "clear",
+        "send",
+        "system",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "seed",
+        "drafts",
+        "verify",
+        "refused",
+        "curl",
+    }
     assert expected <= reached, expected - reached
     for element in page.locator("input, textarea, select, button").all():
         named = element.evaluate("e => (e.labels && e.labels.length ? e.labels[0].textContent : e.textContent).trim()")

@@ -23,6 +23,7 @@ import headstart
 from headstart.core.errors import HeadstartError
 from headstart.server import guard
 from headstart.server.app import PAGE, page_policy
+from headstart.server.limits import Limits
 from tests.server.conftest import NAME, PROMPT, WORDS, Running, chat, complete, load, write_model
 from tests.tiny import edit_json
 
@@ -118,7 +119,10 @@ def send_raw(server: Running, parts: Any, limit: int) -> bytes:
 def test_huge_headers_and_bodies_are_cut_off_in_flat_memory(server: Running) -> None:
     before, part = memory(), b"x" * 65536
     said = send_raw(server, [b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Big: ", *[part] * 1600], 50 << 20)
-    assert said[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
+    assert said[:12] in (b"", b"HTTP/1.1 431")
+    for sent, status in (([b"GET / HTTP/1.1\r\nX: ", part[:40_000]], b"431"), ([b"\x16\x03\x01 nonsense\r\n\r\n"], b"400")):
+        said = send_raw(server, sent, 1 << 20)
+        assert said[9:12] == status and json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for length in (b"Content-Length: 104857600\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
         wrap = (lambda p: b"%x\r\n%s\r\n" % (len(p), p)) if b"chunked" in length else (lambda p: p)
@@ -386,6 +390,34 @@ def test_schemas_expressions_and_tools_of_any_kind_crash_nothing(server: Running
     assert outcomes == {200, 400}
     assert refusal(chat(server, structured_outputs={"json": {"enum": ["x" * 70_000]}}))["param"] == "structured_outputs"
     server.idle()
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody(launch: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = launch(limits=Limits(grammar_seconds=0.4))
+    assert chat(server, guided_choice=["quick"], max_tokens=4).status_code == 200
+    compile_, release = server.engine.grammars.compile, threading.Event()
+
+    def slow(wanted: Any) -> Any:
+        if wanted.choice is None:
+            release.wait(30)
+        return compile_(wanted)
+
+    monkeypatch.setattr(server.engine.grammars, "compile", slow)
+    for field, value in (("guided_regex", "a"), ("response_format", {"type": "json_object"})):
+        said = refusal(chat(server, max_tokens=4, **{field: value}))
+        assert said["param"] == field and "0.4 seconds" in said["message"]
+    # Both threads are taken now: who comes next is told to come again, unless its grammar is known; who wants none notices nothing.
+    answer = chat(server, guided_choice=["new"], max_tokens=4)
+    assert answer.status_code == 429 and answer.headers["retry-after"]
+    assert chat(server, guided_choice=["quick"], max_tokens=4).status_code == 200 == chat(server, max_tokens=4).status_code
+    release.set()
+    server.idle()
+    for _ in range(100):
+        if chat(server, guided_choice=["new"], max_tokens=4).status_code == 200:
+            break
+    assert chat(server, guided_regex="a", max_tokens=4).json()["choices"][0]["message"]["content"] == "a"
+    for field, value in (("guided_json", "{"), ("structured_outputs", {"jsn": {}}), ("guided_regex", "(")):
+        assert refusal(chat(server, **{field: value}))["param"] == field
 
 
 def test_compiled_grammars_do_not_pile_up(server: Running) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.charts import Chart, charts
-from headstart.bench.sheets import headline
 from headstart.core.errors import ConfigError
+from headstart.forms.chart import Chart
 
 _KINDS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # Okabe and Ito: told apart by all eyes
@@ -26,19 +25,18 @@ def check(name: str) -> None:
         raise ConfigError("--plot needs matplotlib: pip install 'headstart[bench]', or use --out, whose page needs nothing")
 
 
-def draw(found: Mapping[str, Any], name: str) -> None:
-    """Write the picture; a run that measured nothing leaves none."""
+def draw(shown: Sequence[Chart], lines: Sequence[str], name: str) -> None:
+    """Write the charts under `lines` of text; nothing to show leaves no file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = charts(found)
     if not shown:
         return
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(6.4 * columns, 3.9 * rows + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("\n".join(headline(found)), fontsize=9)
+    figure.suptitle("\n".join(lines), fontsize=9)
     for i, chart in enumerate(shown):
         _panel(figure.add_subplot(rows, columns, i + 1), chart)
     figure.savefig(name, dpi=130)
@@ -51,14 +49,17 @@ def _panel(axes: Any, chart: Chart) -> None:
             continue
         x, y = ([p[i] for p in series.points] for i in (0, 1))
         colour = COLOURS[number % len(COLOURS)]
-        if chart.bars:
+        if chart.kind == "bars":
             x = [v - 0.4 + (number + 0.5) * width for v in x]
             axes.bar(x, y, 0.9 * width, label=series.name, color=colour)
         else:
-            axes.plot(x, y, marker="o", label=series.name, color=colour)
-        for at, span in zip(x, series.spans, strict=False):
-            if span is not None:
-                axes.vlines(at, *span, color="0.25", linewidth=1)
+            axes.plot(x, y, "o" if chart.kind == "points" else "o-", label=series.name, color=colour)
+        spans = [(at, *span) for at, span in zip(x, series.spans, strict=False) if span is not None]
+        if chart.kind == "band" and spans:
+            axes.fill_between(*zip(*spans, strict=True), color=colour, alpha=0.15, linewidth=0)
+            continue
+        for at, low, high in spans:
+            axes.vlines(at, low, high, color="0.25", linewidth=1)
     if chart.line is not None:
         axes.axhline(chart.line[0], color="0.25", linestyle="--", linewidth=1, label=chart.line[1])
     axes.set_title(chart.title, fontsize=10)

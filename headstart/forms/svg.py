@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from headstart.bench.charts import Chart, Series
+from headstart.forms.chart import Chart, Series
 
 WIDTH, HEIGHT = 560, 320
 _LEFT, _RIGHT, _BOTTOM = 46, 14, 44
@@ -35,7 +35,7 @@ def svg(chart: Chart) -> str:
         lower = 13 if tight and i % 2 else 0  # neighbours that would touch take turns on two lines
         parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - _BOTTOM + 16 + lower}" text-anchor="middle">{escape(name)}</text>')
     parts.append(f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(chart.x)}</text>')
-    draw = _bars if chart.bars else _line
+    draw = _bars if chart.kind == "bars" else _line
     for number, series in enumerate(chart.series):
         parts += draw(chart, series, number, x, y)
     if chart.line is not None:
@@ -75,7 +75,7 @@ def _legend(rows: list[list[tuple[int, str, float]]]) -> list[str]:
 
 def _x_range(chart: Chart) -> tuple[float, float]:
     xs = [x for s in chart.series for x, _ in s.points] + list(chart.ticks)
-    margin = 0.5 if chart.bars or min(xs) == max(xs) else 0.06 * (max(xs) - min(xs))
+    margin = 0.5 if chart.kind == "bars" or min(xs) == max(xs) else 0.06 * (max(xs) - min(xs))
     return min(xs) - margin, max(xs) + margin
 
 
@@ -108,14 +108,23 @@ def _bars(chart: Chart, series: Series, number: int, x: Scale, y: Scale) -> list
 
 
 def _line(chart: Chart, series: Series, number: int, x: Scale, y: Scale) -> list[str]:
-    path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in series.points)
-    parts = [f'<polyline class="l{number % 6}" points="{path}"/>']
+    parts = []
+    if chart.kind == "band":
+        spans = [(at, s) for (at, _), s in zip(series.points, series.spans, strict=False) if s is not None]
+        edge = [(at, high) for at, (_, high) in spans] + [(at, low) for at, (low, _) in reversed(spans)]
+        parts.append(f'<polygon class="s{number % 6} band" points="{_path(edge, x, y)}"/>')
+    if chart.kind != "points":
+        parts.append(f'<polyline class="l{number % 6}" points="{_path(series.points, x, y)}"/>')
     for i, (a, b) in enumerate(series.points):
-        parts.append(_span(series, i, x(a), y))
+        parts.append(_span(series, i, x(a), y) if chart.kind != "band" else "")
         parts.append(
             f'<circle class="s{number % 6}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3.5"><title>{_said(series, chart, i)}</title></circle>'
         )
     return parts
+
+
+def _path(points: list[tuple[float, float]], x: Scale, y: Scale) -> str:
+    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
 
 
 def _span(series: Series, i: int, x: float, y: Scale) -> str:

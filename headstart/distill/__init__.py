@@ -1,0 +1,1 @@
+"""What `headstart distill` is made of: data from the target, training, export, and a report."""
