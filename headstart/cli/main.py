@@ -64,6 +64,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart plan M --device h100                        does it fit, and how fast will it be?
     headstart inspect M --draft SMALLER                   what a model is, and which drafts fit it
     headstart models                                      which families run, and how
+    headstart doctor --model M                            which CPU kernels serve, and what a pass costs
     headstart theory --alpha 0.8 --cost 0.05              what drafts should give
     headstart index build --tokenizer M --out I FILES     make a corpus for --draft corpus:I
     headstart doctor --model M                            which CPU kernels serve, and what a pass costs

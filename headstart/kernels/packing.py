@@ -29,15 +29,15 @@ class Packed:
         self.struct = Matrix(kind, *shape, columns, groups, *pointers)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x W^T + b [R, out] in the dtype of x [R, in]; every row's numbers are the same bits for any R."""
+        """x W^T + b [..., out] in the dtype of x [..., in]; every row's numbers are the same bits for any number of rows."""
         return self.product(active(), x)
 
     def product(self, by: Active, x: Tensor) -> Tensor:
-        values = x.float().contiguous()
-        out = torch.empty(len(x), self.shape[0])
-        if len(x):
-            by.call("product", self.struct, values.data_ptr(), len(x), out.data_ptr())
-        return out.to(x.dtype)
+        values = x.reshape(-1, self.shape[1]).float().contiguous()
+        out = torch.empty(len(values), self.shape[0])
+        if len(values):
+            by.call("product", self.struct, values.data_ptr(), len(values), out.data_ptr())
+        return out.to(x.dtype).view(*x.shape[:-1], self.shape[0])
 
     def lookup(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows `tokens` [R] of the weight, as [R, in]."""
