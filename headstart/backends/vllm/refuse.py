@@ -61,6 +61,11 @@ CONFIG: tuple[ConfigRow, ...] = (
         f"vLLM has no drafts from the answer a request expects: use 'ngram' with the old text in the prompt, {_NATIVE}",
     ),
     ConfigRow(
+        lambda c: c.speculative.method == "hybrid",
+        "method='hybrid'",
+        f"vLLM has one drafter for all steps: choose one of them, {_NATIVE}",
+    ),
+    ConfigRow(
         lambda c: c.speculative.shared and not (c.speculative.backend_options or {}).get("arctic"),
         "shared=True",
         "vLLM does not tell a drafter when a request ends: add 'arctic': True for vLLM's own suffix method, or leave shared out",
@@ -113,6 +118,16 @@ REQUEST: tuple[RequestRow, ...] = (
         lambda p, s: p.verify not in (None, s.verify or "rejection"),
         "verify of one request",
         f"vLLM has one rule for all requests: set it in speculative_config, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.drafter not in (None, s.method),
+        "drafter of one request",
+        f"vLLM has one drafter for all requests: set it in speculative_config, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.trace_drafts,
+        "trace_drafts",
+        f"vLLM does not tell which tokens were drafted, only how many per step: leave it out, {_NATIVE}",
     ),
     RequestRow(
         lambda p, s: p.prediction is not None,
