@@ -29,6 +29,11 @@ def test_a_faulty_kernel_is_told_from_a_good_one() -> None:
     assert mend._works(into_a_copy)
 
 
+def test_a_step_without_rows_is_not_filtered() -> None:
+    kept = mend._rows_only(lambda logits, k: logits[:, : int(k.max())])
+    assert kept(torch.zeros(0, 5), torch.zeros(0)).shape == (0, 5) and kept(torch.zeros(2, 5), torch.tensor([1, 3])).shape == (2, 3)
+
+
 def test_it_is_a_plugin_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     with environment(Installation(sys.executable, "0.32.0", "2.9+cpu")) as variables:

@@ -1,7 +1,8 @@
-"""A fault of vLLM 0.32's build for CPUs, mended in each of its processes; `installation.environment` makes it a plugin of vLLM.
+"""Two faults of vLLM 0.32's build for CPUs, mended in each of its processes; `installation.environment` makes it a plugin of vLLM.
 
 With drafts, temperature, top_k and top_p of a request are spread over its rows by a kernel that writes into a copy and throws it away
-unless the numbers are int64: rows were then sampled at whatever memory held. A build without the fault is left alone.
+unless the numbers are int64: rows were then sampled at whatever memory held. And top_k alone ends the engine in a step in which nobody
+has a draft. A build without the faults is left alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ def register() -> None:
     kernel: Any = getattr(cpu_triton_utils, "_expand_kernel_impl", None)
     if kernel is not None and not _works(kernel):
         kernel.__code__ = _expand.__code__  # in place: others may hold the function already
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    filters: Any = topk_topp_sampler
+    filters.apply_top_k_only = _rows_only(filters.apply_top_k_only)
+
+
+def _rows_only(keep_top_k: Any) -> Any:
+    """The same filter, which is not asked about a step without rows."""
+
+    def kept(logits: Any, *rest: Any, **named: Any) -> Any:
+        return keep_top_k(logits, *rest, **named) if len(logits) else logits
+
+    return kept
 
 
 def _works(kernel: Any) -> bool:
