@@ -29,7 +29,7 @@ PYTHON
 try() { # NAME WHAT-IT-MUST-PRINT COMMAND...
   local name=$1 must=$2; shift 2
   if ! command -v "$1" > /dev/null; then echo "$name: not installed, skipped"; return; fi
-  if "$@" > "$work/$name.log" 2>&1 && grep -qE "$must" "$work/$name.log"; then
+  if (cd "$work" && "$@") > "$work/$name.log" 2>&1 && grep -qE "$must" "$work/$name.log"; then
     echo "$name: works"; grep -E "$must" "$work/$name.log" | head -5
   else
     echo "$name: FAILED"; tail -20 "$work/$name.log"; failed=1
@@ -46,9 +46,9 @@ cat > "$LLM_USER_PATH/extra-openai-models.yaml" <<YAML
 YAML
 try llm "[A-Za-z]" llm -m headstart --key any -o max_tokens 12 -o temperature 0 "Say hello."
 try aiperf "Output Token Throughput|Request Count|Acceptance|Speculative" aiperf profile --model served --url "$url" --endpoint-type chat \
-  --streaming --request-count 6 --concurrency 2 --tokenizer "$work/tokenizer" --synthetic-input-tokens-mean 40 \
+  --streaming --request-count 6 --concurrency 2 --tokenizer builtin --use-server-token-count --synthetic-input-tokens-mean 40 \
   --output-tokens-mean 16 --artifact-dir "$work/aiperf" --ui simple
-try guidellm "[Ss]ynchronous|[Cc]ompleted" guidellm run --backend "kind=openai_http,target=$url,model=served" --profile kind=synchronous \
+try guidellm "successful=[1-9][0-9]* errored=0" guidellm run --backend "kind=openai_http,target=$url,model=served" --profile kind=synchronous \
   --constraint kind=max_requests,count=4 --data kind=synthetic_text,prompt_tokens=40,output_tokens=16 \
   --tokenizer "{\"kind\": \"huggingface_auto\", \"model\": \"$work/tokenizer\"}" --disable-progress
 try vllm "Output token throughput|Acceptance" vllm bench serve --base-url "$url" --model served --tokenizer "$work/tokenizer" \

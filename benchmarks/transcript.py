@@ -125,7 +125,7 @@ STEPS = [
         print(client.models.list().data[0].model_extra)
         print(httpx.post(URL + "/tokenize", json={"prompt": "Hello world"}).json())
         print(httpx.post(URL + "/detokenize", json={"tokens": [19556, 905]}).json(), httpx.get(URL + "/health").json())
-        print(*[l for l in httpx.get(URL + "/metrics").text.splitlines() if l.startswith("headstart:spec_decode_num_acc")][:2], sep="\\n")
+        print(*[l for l in httpx.get(URL + "/metrics").text.splitlines() if "num_accepted_tokens_total" in l and l[0] != "#"])
         """,
     ),
 ]

@@ -17,6 +17,7 @@ import numpy as np
 from headstart.analysis.trajectory import Trajectory, contexts
 from headstart.api import LLM
 from headstart.bench.arms import Arm, plain_arm
+from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
 from headstart.core.types import Sequence
 from headstart.draft.base import LookupDrafter
@@ -78,7 +79,10 @@ class _Wrong(LookupDrafter):
 def measure_steps(
     llm: LLM, texts: Seq[Trajectory], params: SamplingParams, rule: str, most: int, stop: Callable[[], bool]
 ) -> dict[int, dict[int, float]]:
-    """`Costs.steps`: medians over some rounds of steps of 1..most + 1 rows, widths in turns. Nothing when `stop()` ended it."""
+    """`Costs.steps`: medians over some rounds of steps of 1..most + 1 rows, widths in turns; over one round after `stop()`.
+
+    Raises ConfigError when the context has no room for them.
+    """
     widths = sorted({w for w in WIDTHS if w <= most} | {most + 1})
     out = {}
     longest = llm.engine.target.max_len - len(widths) * (_ROUNDS + 2)
@@ -88,8 +92,8 @@ def measure_steps(
         while len(tokens) < context:
             tokens += tokens
         timed = _timed(llm, tokens[:context], params, rule, widths, stop)
-        if stop():
-            return {}
+        if not {1, most + 1} <= timed.keys():
+            raise ConfigError(f"a context of {llm.engine.target.max_len} tokens has no room to time steps: raise --max-model-len")
         out[context] = {m: statistics.median(times) for m, times in timed.items()}
     return out
 
@@ -111,14 +115,16 @@ def _timed(
         while not request.completions[0].seq.produced:
             engine.step()
         for i in range(steps):
-            if stop() or (i % len(order) == 0 and i > len(order) and time.perf_counter() - began > _SECONDS):
+            round_ = i // len(order)
+            if request.finished or (i % len(order) == 0 and round_ > 1 and (stop() or time.perf_counter() - began > _SECONDS)):
                 break
             before, start = engine.clock.read(), time.perf_counter()
             engine.step()
             took = time.perf_counter() - start
             after = engine.clock.read()
-            if i >= len(order):  # the first round warms up
-                found[1 + int(after["drafts"] - before["drafts"])].append(took - (after["draft"] - before["draft"]))
+            rows = 1 + int(after["drafts"] - before["drafts"])
+            if round_ and rows in found:  # the first round warms up
+                found[rows].append(took - (after["draft"] - before["draft"]))
     finally:
         engine.abort("costs")
     return {m: times for m, times in found.items() if times}
@@ -150,7 +156,7 @@ def _drafting(llm: LLM, arm: Arm, text: Trajectory, params: SamplingParams, k: i
     try:
         while not request.completions[0].seq.produced:
             engine.step()
-        while len(times) < _DRAFT_STEPS + 1 and not request.finished and not stop():
+        while len(times) < _DRAFT_STEPS + 1 and not request.finished and not (times and stop()):
             before = engine.clock.read()
             engine.step()
             times.append(engine.clock.read()["draft"] - before["draft"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.api import LLM
 from headstart.bench.arms import plain_arm
-from headstart.bench.run import Plan, encode, execute
+from headstart.bench.run import Plan, encode, execute, question_seed
 from headstart.core.errors import ConfigError
 from headstart.runtime.tokenizer import continuation
 
@@ -20,13 +20,14 @@ _SHAPE = '{"prompt": "...", "answer": "...", "category": "..."}'
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A prompt and what the target wrote after it; `limit`: tokens it was allowed to write."""
+    """A prompt and what the target wrote after it; `limit`: tokens it was allowed to write; `seed`: of its sampling."""
 
     question: str
     category: str
     prompt: list[int]
     answer: list[int]
     limit: int
+    seed: int = 0
 
 
 def generate(llm: LLM, plan: Plan, advance: Callable[[int], None], stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
@@ -37,7 +38,8 @@ def generate(llm: LLM, plan: Plan, advance: Callable[[int], None], stop: Callabl
         for a in group.answers:
             if a.token_ids:
                 limit = plan.params.max_tokens or len(a.token_ids)
-                found[a.question.id, a.turn] = Trajectory(a.question.id, a.question.category, a.prompt_ids, a.token_ids, limit)
+                seed = question_seed(plan, group.repeat, a)
+                found[a.question.id, a.turn] = Trajectory(a.question.id, a.question.category, a.prompt_ids, a.token_ids, limit, seed)
     return list(found.values()), run.interrupted
 
 

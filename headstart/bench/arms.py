@@ -19,6 +19,8 @@ from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 from headstart.draft.none import NoDrafter
+from headstart.runtime.checkpoint import open_checkpoint
+from headstart.runtime.loader import load_model
 
 PLAIN = "plain"
 _SYNTHETIC = (
@@ -99,8 +101,16 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
     return out
 
 
+def _load_target(llm: LLM, quantization: str) -> Any:
+    """The target once more, with its weights quantised. Raises ModelError."""
+    model, checkpoint = llm.engine.target.model, open_checkpoint(llm.config.model, llm.config.revision, llm.config.hf_token)
+    return load_model(checkpoint, model.dtype, model.device, quantization)
+
+
 def _called(spec: SpeculativeConfig, llm: LLM) -> str:
     """A drafter's name in reports: its file's or its method's; a copy of the target in fewer bits has the target's own file."""
+    if spec.method == "quantised":
+        return f"{spec.method} {spec.quantization}"
     what = (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     if not spec.quantization:
         return what
@@ -126,6 +136,8 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
             target_parameters=getattr(model, "parameters", 0),
             hf_token=llm.config.hf_token,
             note=notes.append,
+            load_target=lambda quantization: _load_target(llm, quantization),
+            target=model,
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)

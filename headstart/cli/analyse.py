@@ -205,10 +205,10 @@ def _analysed(llm: LLM, arms: list[Arm], plan: Plan, text: TextOptions, drafts: 
         progress.say("scores")
         truths, scores = score(llm, [a.drafter for a in arms], texts, params, longest, stop)
         progress.say("costs")
-        steps = measure_steps(llm, texts, params, drafts.verify, longest, lambda: False)
+        steps = measure_steps(llm, texts, params, drafts.verify, longest, stop)
         costs = Costs(steps)
         for arm in arms:
-            costs.drafts[arm.draft] = measure_draft(llm, arm, texts[len(texts) // 2], params, longest, lambda: False)
+            costs.drafts[arm.draft] = measure_draft(llm, arm, texts[len(texts) // 2], params, longest, stop)
         found_texts = texts[: len(truths)]
         whole = Analysis(found_texts, truths, arms, scores, costs, params, drafts.verify, longest)
         found = document(llm, whole, text.answers or text.data or "built in", found_notes(llm, arms), interrupted or stop())

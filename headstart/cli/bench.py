@@ -26,7 +26,10 @@ class ArmOptions:
     """What is compared with plain decoding."""
 
     draft: Annotated[
-        list[str], Option("--draft", "-d", help="What drafts: ngram, or a draft model. May be repeated: one arm each.", metavar="D")
+        list[str],
+        Option(
+            "--draft", "-d", help="What drafts: ngram, a draft model, or several: suffix,MODEL. May be repeated: one arm each.", metavar="D"
+        ),
     ] = field(default_factory=list)
     num_speculative_tokens: Annotated[
         str, Option("--num-speculative-tokens", "-k", help="Drafts per step, or several: 2,4,8.", metavar="K")

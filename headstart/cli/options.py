@@ -76,7 +76,7 @@ class SpeculationOptions:
         Option(
             "--draft",
             "-d",
-            help="A method (none, ngram, suffix, prediction, corpus:INDEX), a drafter of others (package.module:Name), "
+            help="A method (none, ngram, suffix, prediction, corpus:INDEX, quantised:int8), a drafter of others (package.module:Name), "
             "a draft model (directory, GGUF file or hub id), or several, the best in each step: suffix,MODEL.",
             metavar="D",
         ),
@@ -226,7 +226,7 @@ def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
     if "," in value and not Path(value).expanduser().exists():
         return {"method": "hybrid", "drafters": [split_draft(each.strip(), config) for each in value.split(",") if each.strip()]}
-    if value.startswith("corpus:") or foreign_method(value):
+    if value.startswith(("corpus:", "quantised", "quantized")) or foreign_method(value):
         return drafter_of(value)
     name = value.strip().strip("[]").replace("-", "_").lower()
     if name == "corpus" and "corpus" not in config:

@@ -110,6 +110,34 @@ class Acceptance:
         return out
 
 
+class Trust:
+    """How often a model's draft stands, by the probability that the model gave it; the past fades."""
+
+    _BINS = 8
+
+    def __init__(self) -> None:
+        self.tried = [PRIOR_WEIGHT] * self._BINS
+        self.stood = [PRIOR_WEIGHT * (i + 0.5) / self._BINS for i in range(self._BINS)]  # at first it is taken at its word
+
+    def _bin(self, p: float) -> int:
+        return min(int(p * self._BINS), self._BINS - 1)
+
+    def observe(self, p: float, stood: bool) -> None:
+        """A draft of probability p, those before it having stood."""
+        i = self._bin(p)
+        self.tried[i] = self.tried[i] * MEMORY + 1
+        self.stood[i] = self.stood[i] * MEMORY + stood
+
+    def __call__(self, p: float) -> float:
+        """The chance that a draft of probability p stands."""
+        return self.stood[self._bin(p)] / self.tried[self._bin(p)]
+
+    @property
+    def mean(self) -> float:
+        """The chance of any draft, of which nothing is known."""
+        return sum(self.stood) / sum(self.tried)
+
+
 class Offer(NamedTuple):
     """What one drafter could do for a sequence now: up to `most` drafts, `found` already or still to be drawn by a model."""
 
@@ -117,6 +145,7 @@ class Offer(NamedTuple):
     most: int
     found: bool = False
     prior: float = PRIOR
+    asks: bool = False  # whether each further draft is asked for (`goes_on`), so that room for more of them costs nothing
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -153,6 +182,7 @@ class Pace:
         self.runners: dict[int, _Runner] = {}
         self.active = 0  # of them draft
         self.seconds = self.probing = 0.0  # of all decoding steps, and what probes took beyond plain steps
+        self.trust: dict[str, Trust] = {}  # how far the probabilities of a model can be relied on
         self.rests: dict[str, int] = {}  # steps since each model drafted
         # Of this step:
         self.drawing: set[str] = set()  # models that draft
@@ -185,6 +215,8 @@ class Pace:
         gain, k = gains[which]
         if adaptive and gain <= GAIN:
             k = 0
+        elif offers[which].asks:
+            k = offers[which].most
         for i, offer in enumerate(offers):
             if not offer.found and not (i == which and k) and self._may_probe(offer.drafter):
                 self.probed = True
@@ -215,12 +247,39 @@ class Pace:
         rates = (pool or _NOTHING).rates(offer.most, offer.prior)
         return rates if mine is None else mine.rates(offer.most, rates)
 
-    def observe(self, seq_id: int, drafter: str, drafted: int, accepted: int) -> None:
-        """What became of the drafts that a model made for a sequence."""
+    def observe(self, seq_id: int, drafter: str, drafted: int, accepted: int, odds: Seq[float] = (), stopped: bool = False) -> None:
+        """What became of the drafts that a model made for a sequence.
+
+        odds: its own probability of each, if it says. stopped: it made fewer than there was room for, so that the next one did not
+        stand either: what a step with this model is worth counts what it leaves out.
+        """
         own = self.runners.get(seq_id)
-        if drafted and own is not None:
-            for acceptance in self._both(own, Offer(drafter, drafted).kind):
-                acceptance.observe(drafted, accepted)
+        if not drafted or own is None:
+            return
+        for acceptance in self._both(own, Offer(drafter, drafted).kind):
+            acceptance.observe(drafted, accepted)
+            if stopped and accepted == drafted:
+                acceptance.judged(drafted, False)
+        trust = self.trust.setdefault(drafter, Trust())
+        for i, p in enumerate(odds[: accepted + 1]):
+            trust.observe(p, i < accepted)
+
+    def goes_on(self, seq_id: int, drafter: str, odds: Seq[float]) -> bool:
+        """Whether one more draft of a model raises tokens per second, after those whose own probabilities are `odds`."""
+        own = self.runners.get(seq_id)
+        if own is None or self.curve.known < 2 or not odds:
+            return True
+        drafting = max(self.active, 1)
+        idle, trust = len(self.runners) - drafting, self.trust.setdefault(drafter, Trust())
+        each, k = self.draft_steps.get(drafter, 0.0), len(odds)
+        expected = stands = 1.0
+        for p in odds:
+            stands *= trust(p)
+            expected += stands
+        now = (idle + drafting * expected) / (self.curve(idle + drafting * (1 + k)) + each * k)
+        following = (trust(odds[-1]) + trust.mean) / 2  # nobody knows: between the last one and any
+        more = drafting * stands * following
+        return more > now * (self.curve(idle + drafting * (2 + k)) - self.curve(idle + drafting * (1 + k)) + each)
 
     def _both(self, own: _Runner, kind: tuple[str, int]) -> tuple[Acceptance, Acceptance]:
         """What is known of a kind of offer, for this sequence and for all."""

@@ -18,7 +18,7 @@ DEFAULT_PREDICTION_DRAFTS = 16
 DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head", "hybrid")
+METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head", "quantised", "hybrid")
 VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
 # Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
@@ -26,12 +26,12 @@ _REFUSED = {
     "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
-    "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
 # Further keys that vLLM knows and that have no counterpart here; "arctic" chooses its own suffix method over ours.
 _VLLM_KEYS = (
     *_REFUSED,
+    "use_heterogeneous_vocab",
     *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
     *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
@@ -41,9 +41,10 @@ CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
     "model": CHECKPOINT_METHODS,
     "revision": CHECKPOINT_METHODS,
-    "quantization": CHECKPOINT_METHODS,
+    "quantization": (*CHECKPOINT_METHODS, "quantised"),
     "max_model_len": CHECKPOINT_METHODS,
-    "draft_temperature": CHECKPOINT_METHODS,
+    "draft_temperature": (*CHECKPOINT_METHODS, "quantised"),
+    "use_heterogeneous_vocab": ("draft_model",),
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "corpus": ("corpus",),
@@ -57,7 +58,7 @@ _OWNERS: dict[str, tuple[str, ...]] = {
 }
 
 # The values of those that ask for exactly what happens anyway.
-_HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
+_HARMLESS = {"draft_tensor_parallel_size": 1, "parallel_drafting": False}
 
 
 def verify_rule(params: SamplingParams, configured: str | None) -> str:
@@ -72,9 +73,10 @@ class SpeculativeConfig:
 
     method: "none"; lookup in the request's own text: "ngram" (n-grams of fixed lengths) or "suffix" (any length); "corpus" (lookup
         in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; "head"
-        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); "hybrid" (several of these, the one that promises
-        most in each step); or a drafter of others: "package.module:Name" or the name of an entry point. May be left out when
-        another option says it.
+        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); "quantised" (the target itself with its weights in
+        fewer bits, reading the target's own keys and values); "hybrid" (several of these, the one that promises most in each
+        step); or a drafter of others: "package.module:Name" or the name of an entry point. May be left out when another option
+        says it.
     drafters: of hybrid: a list of what `drafter_of` takes ("suffix", "corpus:INDEX", a model) or of dictionaries with these
         options. What is set beside the list holds for all to which it applies.
     model: the draft checkpoint (directory, GGUF file or hub id), for draft_model and head.
@@ -94,7 +96,9 @@ class SpeculativeConfig:
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
+    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load; of quantised
+        how the target's own are (default int8).
+    use_heterogeneous_vocab: False refuses a draft with another tokenizer, which else is translated.
     options: a dictionary for a drafter of others.
     backend_options: keys of vLLM's speculative_config without a counterpart here, for backend="vllm"; its methods VLLM_METHODS too.
 
@@ -119,6 +123,7 @@ class SpeculativeConfig:
     max_model_len: int | None = None
     revision: str | None = None
     quantization: str | None = None
+    use_heterogeneous_vocab: bool | None = None
     options: Mapping[str, Any] | None = None
     drafters: Seq[str | Mapping[str, Any] | SpeculativeConfig] | None = None
     backend_options: Mapping[str, Any] | None = None
@@ -145,7 +150,11 @@ class SpeculativeConfig:
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        if self.method == "quantised" and self.quantization is None:
+            self._put("quantization", "int8")
         quantization("quantization", self.quantization)
+        if self.use_heterogeneous_vocab is not None:
+            flag("use_heterogeneous_vocab", self.use_heterogeneous_vocab)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
         for name in ("options", "backend_options"):
@@ -333,6 +342,7 @@ class SpeculativeConfig:
             "head": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
+            "quantised": f" {self.quantization}, the target's own weights",
             "suffix": " (shared between requests)" if self.shared else "",
         }
         return f"{self.method}{details.get(str(self.method), '')}"
@@ -345,9 +355,14 @@ def _kind(method: object) -> str:
 
 def drafter_of(text: str) -> dict[str, str]:
     """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model."""
-    if text.startswith("corpus:"):
-        return {"method": "corpus", "corpus": text.removeprefix("corpus:")}
+    kind, colon, rest = text.partition(":")
+    if kind == "corpus" and colon:
+        return {"method": "corpus", "corpus": rest}
+    if kind in ("quantised", "quantized") and colon:
+        return {"method": "quantised", "quantization": rest}
     name = text.strip().strip("[]").replace("-", "_").lower()
     if name in METHODS:
         return {"method": name}
+    if name == "quantized":
+        return {"method": "quantised"}
     return {"method": text} if foreign_method(text) else {"model": text}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class DraftContext:
     target_parameters: int
     hf_token: str | None
     note: Callable[[str], None]  # a line for the user at start-up
+    load_target: Callable[[str], Any] | None = None  # the target once more, with its weights quantised to that type
     target: Any = None  # the loaded target: its `config`, and `embed` of token ids
 
 
@@ -39,11 +41,19 @@ class Drafter:
     kv_bytes_per_token: int = 0  # of the KV it keeps in the shared blocks
     temperature: float | None = None  # of its own law; None: that of the request
     hidden_layers: tuple[int, ...] = ()  # of the target: it wants to `see` what enters these; their number is what leaves the last
+    asks: bool = False  # whether it asks `pays`, so that it may be given room for more drafts than it is likely to make
     free: bool = False  # whether drafting takes next to no time, so that drafts may be made just to see whether they would stand
     prior: float = 0.7  # the chance of a draft to stand, before anything is known of it
 
+    # Set by the engine: whether one more draft pays for a sequence, after those whose probabilities by the drafter's own law are
+    # given. To be asked before a token is drawn: one that is drawn must be proposed.
+    pays: Callable[[Sequence, Seq[float]], bool] | None = None
+
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Called once, when the number of blocks is known."""
+
+    def attach(self, target: Runner) -> None:
+        """Called when it begins to serve a target, before any request."""
 
     def serves(self, seq: Sequence) -> bool:
         """Whether it can draft for this sequence now, for all it knows before it tries."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from headstart.core.pace import Offer, Pace
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
+from headstart.draft.guard import Guard
+from headstart.runtime.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,17 @@ class HybridDrafter(Drafter):
         self.hidden_layers = tuple(dict.fromkeys(i for m in members for i in m.drafter.hidden_layers))
         self.free = all(m.drafter.free for m in members)
         self.models = {m.name for m in members if not m.drafter.free}
+        self.asked: dict[int, int] = {}  # sequence -> drafts that a model was asked for in this step
         self.plans: dict[int, _Plan] = {}
+
+    def attach(self, target: Runner) -> None:
+        for member in self.members:
+            member.drafter.attach(target)
+            inner = member.drafter.drafter if isinstance(member.drafter, Guard) else member.drafter
+            inner.pays = partial(self._pays, member.name) if self.adaptive else None
+
+    def _pays(self, name: str, seq: Sequence, odds: Seq[float]) -> bool:
+        return self.pace.goes_on(seq.id, name, odds)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         for member in self.members:
@@ -74,7 +87,7 @@ class HybridDrafter(Drafter):
                     continue
                 limit = len(found.tokens)
             serving.append((member, found))
-            offers.append(Offer(member.name, limit, found is not None, member.drafter.prior))
+            offers.append(Offer(member.name, limit, found is not None, member.drafter.prior, member.drafter.asks))
         which, k = self.pace.choose(seq.id, offers, adaptive)
         for offer, (_, found) in zip(offers, serving, strict=True):
             if found is not None:
@@ -98,6 +111,7 @@ class HybridDrafter(Drafter):
             self.pace.drafting_took(member.name, max(len(p.tokens) for p in drawn), time.perf_counter() - start)
             for i, proposal in zip(asked, drawn, strict=True):
                 proposals[i] = replace(proposal, source=member.name)
+                self.asked[chunks[i].seq.id] = min(chunks[i].k, plans[i].k)
         return proposals
 
     def _planned(self, chunk: Chunk) -> _Plan:
@@ -119,10 +133,11 @@ class HybridDrafter(Drafter):
             source=plan.member.name,
         )
 
-    def judged(self, seq: Sequence, source: str, drafted: int, accepted: int) -> None:
-        """The target's verdict on the drafts that a sequence had from `source`. What was found is compared with the text anyway."""
-        if source in self.models:
-            self.pace.observe(seq.id, source, drafted, accepted)
+    def judged(self, seq: Sequence, proposal: Proposal, drafted: int, accepted: int) -> None:
+        """The target's verdict on the first `drafted` of a proposal. What was found is compared with the text anyway."""
+        if proposal.source in self.models:
+            stopped = drafted == len(proposal.tokens) < self.asked.pop(seq.id, 0)
+            self.pace.observe(seq.id, proposal.source, drafted, accepted, proposal.odds, stopped)
 
     def see(self, chunks: Seq[Chunk], states: Seq[Tensor]) -> None:
         for member in self.members:
@@ -139,6 +154,7 @@ class HybridDrafter(Drafter):
 
     def forget(self, seq: Sequence) -> None:
         self.plans.pop(seq.id, None)
+        self.asked.pop(seq.id, None)
         for member in self.members:
             member.drafter.forget(seq)
         if seq.finished:

@@ -225,6 +225,7 @@ class Engine:
                 members.append(Member(drafter.name, drafter, drafts))
             # A guard stands before all of them, since they may be anybody's.
             self.drafter = HybridDrafter([replace(m, drafter=Guard(m.drafter, self.target.vocab)) for m in members], pace)
+            self.drafter.attach(self.target)
             self.drafts, self.rule = drafts, rule
 
     def recover(self) -> None:
@@ -375,7 +376,7 @@ class Engine:
                 self._fail(request, seq, str(e))
         if drafted:
             completion.stats.add(drafted, kept, proposal.source)
-            self.drafter.judged(seq, proposal.source, drafted, kept)
+            self.drafter.judged(seq, proposal, drafted, kept)
         if proposal.source == "prediction":
             request.metrics.count_prediction(kept, drafted - kept)
         request.metrics.num_passes += 1

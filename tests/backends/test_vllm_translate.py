@@ -127,6 +127,7 @@ REFUSED_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"speculative_config": {"method": "ngram", "verify": "match"}}, "match"),
     ({"speculative_config": {"method": "prediction"}}, "prediction"),
     ({"speculative_config": {"drafters": ["suffix", "ngram"]}}, "hybrid"),
+    ({"speculative_config": {"method": "quantised"}}, "quantised"),
     ({"speculative_config": {"method": "suffix", "shared": True}}, "arctic"),
     ({"speculative_config": {"model": D, "draft_temperature": 0.5}}, "draft_temperature"),
     ({"speculative_config": SpeculativeConfig(model=D, quantization="int8")}, "quantising"),

@@ -114,7 +114,6 @@ def test_rejection_sample_method():
         ("draft_tensor_parallel_size", 2),
         ("disable_by_batch_size", 8),
         ("num_speculative_tokens_per_batch_size", [(1, 5)]),
-        ("use_heterogeneous_vocab", True),
         ("quantization", "fp8"),
         ("parallel_drafting", True),
     ],
@@ -122,7 +121,7 @@ def test_rejection_sample_method():
 def test_vllm_keys_that_cannot_act_are_refused(name, value):
     """By name and with the reason; at the value that asks for what happens anyway they pass."""
     refused(lambda: SpeculativeConfig.from_dict({"model": D, name: value}), name)
-    harmless = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}.get(name)
+    harmless = {"draft_tensor_parallel_size": 1, "parallel_drafting": False}.get(name)
     assert SpeculativeConfig.from_dict({"model": D, name: harmless}) == SpeculativeConfig(model=D)
 
 
@@ -283,6 +282,7 @@ SPECULATIVE = {
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],
     "quantization": ["", "fp8", "INT8", 8, True],
+    "use_heterogeneous_vocab": [1, 0, "yes"],
     "options": ["a", [("a", 1)], 1, True],
     "drafters": [[], "suffix", 1, True, ["suffix", 1], [None], ["none"], ["hybrid"], ["suffix", "suffix"], [{"method": "eagle"}]],
     "backend_options": ["a", [("a", 1)], 1, True],

@@ -186,3 +186,22 @@ def test_a_request_without_drafts_is_left_alone():
     pace.forget(0)
     pace.forget(0)
     assert not pace.runners
+
+
+def test_a_model_goes_on_while_it_is_sure():
+    """Its own probabilities are taken at their word at first, then as they have proved; a further draft must be worth its time."""
+    pace = Pace()
+    assert pace.goes_on(0, "model", [0.1]), "nothing is known yet"
+    pace.choose(0, [Offer("model", 8, asks=True)])
+    pace.pass_took(1, 1, 0.05)
+    pace.pass_took(9, 1, 0.07)
+    pace.drafting_took("model", 4, 0.04)
+    assert pace.goes_on(0, "model", [0.95, 0.95]) and not pace.goes_on(0, "model", [0.95, 0.05])
+    assert pace.choose(0, [Offer("model", 8, asks=True)]) == (0, 8), "room for all: it stops by itself"
+    for _ in range(60):
+        pace.observe(0, "model", 2, 1, [0.95, 0.95])
+    assert not pace.goes_on(0, "model", [0.95, 0.95]), "it was sure and wrong"
+    for _ in range(60):
+        pace.observe(0, "model", 1, 1, [0.3], stopped=True)
+    kind = Offer("model", 8).kind
+    assert pace.pools[kind].rates(2)[1] < 0.1, "what it did not dare did not stand either"

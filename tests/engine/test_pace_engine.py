@@ -43,7 +43,7 @@ def adaptive(kind, row, draft=0.02, monkeypatch=None, **options):
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [("rejection", 0.0), ("block", 0.0), ("match", 1.0)])
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "corpus", "prediction", "model", "self", "wrong", "unruly", "hybrid"])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "corpus", "prediction", "model", "self", "wrong", "unruly", "hybrid", "quantised"])
 def test_ids_equal_plain_decoding(kind, rule, temperature):
     """On the real clock, which nobody can predict."""
     target, engine, _ = adaptive(kind, 0.1, rule=rule)

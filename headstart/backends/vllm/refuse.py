@@ -63,7 +63,12 @@ CONFIG: tuple[ConfigRow, ...] = (
     ConfigRow(
         lambda c: c.speculative.method == "hybrid",
         "method='hybrid'",
-        f"vLLM has one drafter for all steps: choose one of them, {_NATIVE}",
+        f"vLLM drafts by one method: name the one that is best for your texts, {_NATIVE}",
+    ),
+    ConfigRow(
+        lambda c: c.speculative.method == "quantised",
+        "method='quantised'",
+        f"vLLM cannot draft with the target's own weights in fewer bits: use a draft model, {_NATIVE}",
     ),
     ConfigRow(
         lambda c: c.speculative.shared and not (c.speculative.backend_options or {}).get("arctic"),
