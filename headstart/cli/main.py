@@ -15,9 +15,11 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.analyse import analyse
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
+from headstart.cli.distill import distill
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.inspect import inspect
@@ -38,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, plan, theory, demo, index, models, inspect):
+for _command in (generate, chat, serve, bench, analyse, plan, theory, distill, demo, index, models, inspect):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 

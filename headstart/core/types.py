@@ -6,6 +6,7 @@ A `Sequence` holds committed tokens only. Drafts live in a `Proposal` for the le
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -101,5 +102,5 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
-    predicted: bool = False  # taken from the prediction of the request
-    forced: bool = False  # what the grammar leaves no choice about
+    odds: Seq[float] = ()  # by the drafter's own law, one for each token; () when it does not say
+    source: str = ""  # the name of the drafter; "grammar" for what the grammar of the request leaves no choice about

@@ -6,6 +6,7 @@ pass, so a quantised target teaches what it will serve. One file for every few t
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,13 +46,17 @@ def extract(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], folder
     table = list(range(-(-engine.target.max_len // engine.target.block_size)))
     for at in range(0, len(texts), _PER_FILE):
         some = texts[at : at + _PER_FILE]
-        name = f"{some[0].number}-{some[-1].number}-{len(some)}.{'.'.join(map(str, taps))}.safetensors"
-        path = folder / name
+        path = folder / f"{_name(some, taps)}.safetensors"
         if not path.exists():
             _compute(engine, some, taps, table, path)
             say(f"states: {at + len(some):,} of {len(texts):,} texts")
         out += _read(path, some)
     return out
+
+
+def _name(texts: Sequence[Text], taps: tuple[int, ...]) -> str:
+    """Of a file: which texts, and which layers."""
+    return hashlib.sha256(repr(([t.number for t in texts], taps)).encode()).hexdigest()[:16]
 
 
 def _compute(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], table: list[int], path: Path) -> None:

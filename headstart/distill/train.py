@@ -6,6 +6,7 @@ else is in one file that is replaced as a whole. So a run that is killed and tak
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -92,21 +93,26 @@ def train(
     path: Path,
     say: Callable[[str], None],
     stop: Callable[[], bool] = lambda: False,
+    what: str = "",
 ) -> tuple[Progress, bool]:
-    """Train from where `path` says, or from the start; whether it came to the end. The student then has its best parameters."""
+    """Train from where `path` says, or from the start; whether it came to the end. The student then has its best parameters.
+
+    what: what is trained, in words; a state of something else is refused.
+    """
     if not examples or not held_out:
         raise ConfigError("there are too few texts to train on and to judge by: raise --tokens")
     named = [(n, p) for n, p in student.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(student.groups(options.rate), betas=(0.9, 0.95), weight_decay=0.0)
     rates = [group["lr"] for group in optimizer.param_groups]
     best = {n: p.detach().clone() for n, p in named}
-    progress = _load(path, options, student, named, optimizer, best)
+    said = _said(options, what, (*examples, *held_out))
+    progress = _load(path, said, student, named, optimizer, best)
     if progress is None:
         student.start(list(examples))
         progress = Progress(_steps(student, examples, options))
         _evaluate(student, held_out, progress, options, named, best)
         say(_words(progress, 0.0, 0))
-        _save(path, options, progress, student, named, optimizer, best)
+        _save(path, said, progress, student, named, optimizer, best)
     first_replay = progress.steps - int(options.replay * progress.steps)
     every = max(1, progress.steps // _EVALUATIONS)
     order, epoch = batches(examples, options.batch_tokens, options.seed, 0), 0
@@ -124,10 +130,10 @@ def train(
             _evaluate(student, held_out, progress, options, named, best)
             say(_words(progress, time.monotonic() - begun, progress.step - begun_step))
         if time.monotonic() - saved > _SAVE_SECONDS or progress.step == progress.steps:
-            _save(path, options, progress, student, named, optimizer, best)
+            _save(path, said, progress, student, named, optimizer, best)
             saved = time.monotonic()
     if progress.step < progress.steps:
-        _save(path, options, progress, student, named, optimizer, best)
+        _save(path, said, progress, student, named, optimizer, best)
         return progress, False
     with torch.no_grad():
         for n, p in named:
@@ -230,7 +236,7 @@ def _words(progress: Progress, seconds: float, done: int) -> str:
 
 def _save(
     path: Path,
-    options: Options,
+    said: str,
     progress: Progress,
     student: Student,
     named: Sequence[tuple[str, Any]],
@@ -244,25 +250,29 @@ def _save(
             tensors[f"{key}.{n}"] = value
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    said = {"progress": json.dumps(asdict(progress)), "options": _said(options)}
-    save_file({n: t.contiguous().clone() for n, t in tensors.items()}, part, said)
+    metadata = {"progress": json.dumps(asdict(progress)), "said": said}
+    save_file({n: t.contiguous().clone() for n, t in tensors.items()}, part, metadata)
     os.replace(part, path)
 
 
-def _said(options: Options) -> str:
-    return json.dumps(asdict(options), sort_keys=True)
+def _said(options: Options, what: str, examples: Sequence[Example]) -> str:
+    """All that decides how a training goes: its options, what is trained, and the texts."""
+    digest = hashlib.sha256()
+    for e in examples:
+        digest.update(e.tokens.numpy().tobytes())
+    return json.dumps({**asdict(options), "what": what, "texts": digest.hexdigest()}, sort_keys=True)
 
 
 def _load(
-    path: Path, options: Options, student: Student, named: Sequence[tuple[str, Any]], optimizer: Any, best: dict[str, Tensor]
+    path: Path, said: str, student: Student, named: Sequence[tuple[str, Any]], optimizer: Any, best: dict[str, Tensor]
 ) -> Progress | None:
-    """Take a saved state over. Raises ConfigError when it is of other options, ModelError when it is damaged."""
+    """Take a saved state over. Raises ConfigError when it is of another training, ModelError when it is damaged."""
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as f:
-            if f.metadata()["options"] != _said(options):
-                raise ConfigError(f"{path} is of a training with other options: choose another --out, or delete it to start again")
+            if f.metadata()["said"] != said:
+                raise ConfigError(f"{path} is of a training with other options or texts: choose another --out, or delete it to train anew")
             progress = Progress(**json.loads(f.metadata()["progress"]))
             progress.since = Sums(**progress.since)  # type: ignore[arg-type]
             with torch.no_grad():

@@ -49,6 +49,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
         target_parameters=model.parameters,
         hf_token=config.hf_token,
         note=notes.append,
+        load_target=lambda quantization: load_model(checkpoint, dtype, device, quantization),
         target=model,
     )
     drafter = draft.build(spec, context)
@@ -77,7 +78,7 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
-        pace=Pace(drafter.free) if spec.adaptive else None,
+        pace=Pace() if spec.adaptive else None,
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,
