@@ -311,7 +311,7 @@ def test_nothing_unpickles(tmp_path: Path) -> None:
             assert not {n.partition(".")[0] for n in names} & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "zmq"}, file
             if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
                 called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                assert called not in ("eval", "exec"), file
+                assert called not in ("eval", "exec") or not node.args, file  # without arguments: a module's switch to inference
                 assert ast.unparse(node.func) != "torch.load", file
     folder = write_model(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
