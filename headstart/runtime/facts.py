@@ -139,11 +139,10 @@ def _fit(draft: str, target: Mapping[str, Any], tokenizer: Any, token: str | Non
         difference = first_difference(tokenizer, load_tokenizer(checkpoint))
     except ModelError as e:
         return out | {"why": str(e)}
-    if difference:
-        return out | {"why": f"another vocabulary: {difference}"}
     rows, ids = checkpoint.config.get("vocab_size", 0), target["tokenizer"]["ids"]
-    if rows < ids:
+    if not difference and rows < ids:
         return out | {"why": f"{rows} vocabulary rows, the target has {ids} ids"}
     ratio = out["parameters"] / max(target["parameters"], 1)
-    warning = "the draft is the larger of the two: are they swapped?" if ratio > 1 else None
-    return out | {"fits": True, "size_of_target": round(ratio, 4), "why": warning}
+    words = [f"another vocabulary ({difference}), so its drafts are translated"] if difference else []
+    words += ["the draft is the larger of the two: are they swapped?"] if ratio > 1 else []
+    return out | {"fits": True, "size_of_target": round(ratio, 4), "why": "; ".join(words) or None}
