@@ -29,6 +29,7 @@ from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.prediction import PredictionDrafter
 from headstart.draft.suffix import SuffixDrafter
+from headstart.lookup.automaton import SuffixAutomaton
 
 CORE = Path(__file__).parent.parent / "headstart" / "core"
 OLD_FILES = [CORE / "blocks.py", CORE / "scheduler.py", CORE / "stopping.py"]  # 305 lines together
@@ -37,7 +38,8 @@ OLD_FILES = [CORE / "blocks.py", CORE / "scheduler.py", CORE / "stopping.py"]  #
 def replay(drafter, k: int, prompt: list[int], output: list[int], prediction: tuple[int, ...] = ()) -> tuple[int, int, int]:
     """(passes, drafted, accepted) of a drafter on a text that the target produced."""
     seq = Sequence(0, "0", 0, SamplingParams(), list(prompt), len(prompt), 0, prediction=prediction)
-    drafter.observe([Chunk(seq, len(prompt))])
+    for _ in range(1 + len(prompt) // 512):  # a step indexes that much
+        drafter.observe([Chunk(seq, len(prompt))])
     passes = drafted = accepted = done = 0
     while done < len(output):
         drafts = drafter.propose([Chunk(seq, 1, min(k, len(output) - done - 1))])[0].tokens
@@ -45,6 +47,7 @@ def replay(drafter, k: int, prompt: list[int], output: list[int], prediction: tu
         while kept < len(drafts) and drafts[kept] == output[done + kept]:
             kept += 1
         seq.tokens += output[done : done + kept + 1]
+        drafter.observe([Chunk(seq, 1, len(drafts))])
         passes, drafted, accepted, done = passes + 1, drafted + len(drafts), accepted + kept, done + kept + 1
     return passes, drafted, accepted
 
@@ -204,14 +207,14 @@ def context(args) -> None:
     prompt = zipf(args.tokens, 49152).tolist()
     for title, text in (("text", prompt), ("one token repeated", [7] * args.tokens)):
         seq = Sequence(0, "0", 0, SamplingParams(), list(text), len(text), 0)
-        drafter = SuffixDrafter(4.0, 0.1)
         start = time.process_time()
-        drafter.observe([Chunk(seq, len(text))])
+        SuffixAutomaton().extend(text)
         built = time.process_time() - start
         times, drafter = [], SuffixDrafter(4.0, 0.1)
         while not drafter.automata or drafter.automata[0].size < len(text):
             start = time.process_time()
             drafter.propose([Chunk(seq, 1, 24)])
+            drafter.observe([Chunk(seq, 1, 24)])
             times.append(1000 * (time.process_time() - start))
         catching, times = times, []
         for _ in range(500):
@@ -221,8 +224,8 @@ def context(args) -> None:
             drafter.observe([Chunk(seq, 1, 24)])
             times.append(1000 * (time.process_time() - start))
         tracemalloc.start()
-        own = SuffixDrafter(4.0, 0.1)
-        own.observe([Chunk(seq, len(text))])
+        own = SuffixAutomaton()
+        own.extend(text)
         memory = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         print(f"{title}, {len(text)} tokens: {1e6 * built / len(text):.1f} us and {memory / len(text):.0f} bytes a token; "

@@ -141,6 +141,7 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
+        drafter.attach(engine.target)
     what = "+".join(_called(each, llm) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
     pace = Pace() if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"

@@ -57,6 +57,8 @@ class DrafterOptions:
             chosen = _parsed(said) if said.lstrip().startswith("{") else dict(split_draft(said, {}))
             if chosen.get("method") in ("none", "prediction"):
                 raise ConfigError(f"--draft {said} drafts nothing of its own: there is nothing to judge")
+            if chosen.get("method") == "hybrid":
+                raise ConfigError(f"--draft {said} is several drafters: judge each by itself, with a --draft for each")
             if "model" in chosen and self.draft_temperature is not None:
                 chosen = {"draft_temperature": self.draft_temperature, **chosen}
             chosen.pop("num_speculative_tokens", None)

@@ -23,6 +23,8 @@ PRIOR_WEIGHT = 3.0
 MEMORY = 0.97  # weight of the past per observed step: some thirty steps count
 GAIN = 1.03  # drafts must promise this much more than a plain step, so that noise in the times does not decide
 PROBES = 0.01  # the share of all time that may be spent on trying what is not expected to pay
+NEGLIGIBLE = 0.02  # drafts that stand this seldom, with all before them, are not worth thinking about
+SPARSE = 8  # sequences from which on those that draft nothing look for drafts every other step, and so on
 SHORTEST_PAUSE = 8  # steps between two probes, however cheap
 
 
@@ -237,6 +239,8 @@ class Pace:
         for k, a in enumerate(self._rates(own, offer), start=1):
             stands *= a
             expected += stands
+            if adaptive and stands < NEGLIGIBLE:
+                break
             if adaptive or k == offer.most:
                 gain = (idle + drafting * expected) / (curve(idle + drafting * (1 + k)) + each * k) / plain
                 best = max(best, (gain, k))
@@ -307,6 +311,14 @@ class Pace:
             each, known = seconds / longest, self.draft_steps.get(drafter, 0.0)
             rate = 1.0 if not known else 0.5 if each < known else 0.1
             self.draft_steps[drafter] = known + rate * (min(each, 4 * known or each) - known)
+
+    def looks(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence should look for drafts at this length of its text.
+
+        One that took none of them lately only looks to learn whether it should: in a large batch, where many do, now and then.
+        """
+        own = self.runners.get(seq_id)
+        return own is None or own.k > 0 or (length + seq_id) % (1 + len(self.runners) // SPARSE) == 0
 
     def watch(self, seq_id: int, offer: Offer, length: int, tokens: list[int]) -> None:
         """Drafts that were found for a text of `length` tokens, whoever serves the step: they are compared with what comes.

@@ -74,6 +74,7 @@ class HybridDrafter(Drafter):
 
     def _plan(self, seq: Sequence, most: int, adaptive: bool) -> _Plan:
         length, own = len(seq.tokens), seq.params.num_speculative_tokens
+        looks = not adaptive or self.pace.looks(seq.id, length)
         serving: list[tuple[Member, Proposal | None]] = []
         offers: list[Offer] = []
         for member in self.members:
@@ -82,6 +83,8 @@ class HybridDrafter(Drafter):
                 continue
             found = None
             if member.drafter.free:
+                if not looks:
+                    continue
                 found = member.drafter.propose([Chunk(seq, 1, limit)])[0]
                 if not found.tokens:
                     continue

@@ -32,6 +32,8 @@ class QuantisedDrafter(ModelDrafter):
     def serves(self, seq: Sequence) -> bool:
         return seq.computed == len(seq.tokens) - 1  # the last token is all that the cache lacks; not so while a prompt is read
 
+    # `text_model` is that of any draft model: for `headstart analyse` its own keys stand in for the target's, which differ by the rounding.
+
     def start(self, seq: Sequence) -> int:
         return seq.computed
 

@@ -11,6 +11,8 @@ import pytest
 
 from headstart import LLM, SamplingParams, SpeculativeConfig
 from headstart.core.errors import ConfigError, ModelError
+from headstart.core.speculation import drafter_of
+from tests.reference import letters_tokenizer
 from tests.tiny import write_llama, write_tokenizer
 
 VOCAB = 290
@@ -33,7 +35,10 @@ def folders(tmp_path_factory):
         write_llama(folder, **{"vocab": size, "max_len": 256, "scale": 0.15, "eos": 2, **options})
         write_tokenizer(folder, swap=swap)
         out[name] = str(folder)
-    return out
+    letters = letters_tokenizer()
+    write_llama(root / "letters", vocab=len(letters), layers=1, max_len=256, scale=0.15)
+    letters.save_pretrained(root / "letters")
+    return {**out, "letters": str(root / "letters")}
 
 
 def make(folders, **arguments):
@@ -73,10 +78,16 @@ def test_prompt_forms_and_order(llm):
     assert llm.generate([]) == []
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft", "padded", "larger", "target"])
+@pytest.mark.parametrize(
+    "method", ["ngram", "draft", "padded", "larger", "target", "permuted", "letters", "quantised:int8", "quantised:int4", "several"]
+)
 @pytest.mark.parametrize("rule", ["rejection", "block", "match"])
 def test_drafts_do_not_change_the_text(folders, method, rule):
-    spec = {"method": "ngram", "prompt_lookup_min": 1} if method == "ngram" else {"model": folders[method]}
+    spec = {"method": "ngram", "prompt_lookup_min": 1} if method == "ngram" else {"model": folders.get(method)}
+    if method == "several":
+        spec = {"drafters": [{"method": "ngram", "prompt_lookup_min": 1}, folders["draft"], "quantised:int8", folders["letters"]]}
+    elif ":" in method:
+        spec = drafter_of(method)
     llm = make(folders, speculative_config=SpeculativeConfig(num_speculative_tokens=4, verify=rule, adaptive=False, **spec), block_size=4)
     prompts = ["the cat sat on the mat the cat sat", "def return def", "x"]
     variants = [GREEDY, SamplingParams(temperature=0.9, seed=3, max_tokens=24, ignore_eos=True)]
@@ -86,6 +97,8 @@ def test_drafts_do_not_change_the_text(folders, method, rule):
         assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in llm.generate(prompts, off)]
         stats = [o.metrics.speculative_decoding for o in drafted]
         assert sum(s.num_draft_tokens for s in stats) > 0
+        if method.startswith("quantised"):
+            assert sum(s.num_accepted_draft_tokens for s in stats) > 0
         if method == "target":
             assert all(s.draft_acceptance_rate == 1 for s in stats)
         size = len(llm.get_tokenizer().get_vocab())
@@ -127,9 +140,9 @@ def test_chat(llm):
 
 def test_errors_are_words(folders, llm):
     for arguments, words in (
-        ({"speculative_config": {"model": folders["permuted"]}}, "id 200 is"),
+        ({"speculative_config": {"model": folders["permuted"], "use_heterogeneous_vocab": False}}, "id 200 is"),
         ({"speculative_config": {"model": "/no/such/draft"}}, "does not exist"),
-        ({"speculative_config": {"method": "eagle3", "model": folders["draft"]}}, "not available"),
+        ({"speculative_config": {"method": "eagle3", "model": folders["draft"]}}, "is no head"),
         ({"speculative_config": {"method": "ngram", "prompt_lookup_maxx": 3}}, "prompt_lookup_max"),
         ({"num_speculative_tokens": 5}, "nothing drafts"),
         ({"tensor_parallel_size": 2}, "one device"),

@@ -205,3 +205,17 @@ def test_a_model_goes_on_while_it_is_sure():
         pace.observe(0, "model", 1, 1, [0.3], stopped=True)
     kind = Offer("model", 8).kind
     assert pace.pools[kind].rates(2)[1] < 0.1, "what it did not dare did not stand either"
+
+
+def test_in_a_large_batch_those_that_draft_nothing_look_now_and_then():
+    pace = Pace()
+    for i in range(32):
+        pace.choose(i, [])
+    looks = [[pace.looks(i, length) for length in range(10)] for i in range(32)]
+    assert all(sum(row) == 2 for row in looks) and sum(row[0] for row in looks) < 8, "not all in the same step"
+    pace.pass_took(32, 32, 0.1)
+    pace.choose(3, [Offer("lookup", 4, found=True)])
+    assert all(pace.looks(3, length) for length in range(10)) and pace.looks(99, 1)
+    alone = Pace()
+    alone.choose(0, [])
+    assert all(alone.looks(0, length) for length in range(10))
