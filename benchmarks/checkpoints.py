@@ -61,3 +61,13 @@ def unquantised_gguf(gguf: Path, out: Path) -> str:
     writer.write_tensors_to_file()
     writer.close()
     return str(out)
+
+
+def pruned(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], every: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Every so-manieth layer of a model alone: a cheap draft that was never trained to be one, and a bad one."""
+    kept = range(0, config["num_hidden_layers"], every)
+    out = {n: t for n, t in tensors.items() if not n.startswith("model.layers.")}
+    for new, old in enumerate(kept):
+        prefix = f"model.layers.{old}."
+        out |= {f"model.layers.{new}.{n.removeprefix(prefix)}": t.clone() for n, t in tensors.items() if n.startswith(prefix)}
+    return {**config, "num_hidden_layers": len(kept)}, out

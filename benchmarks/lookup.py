@@ -25,8 +25,8 @@ import numpy as np
 
 from headstart.core.params import SamplingParams
 from headstart.core.types import Chunk, Sequence
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
-from headstart.draft.none import NoDrafter
 from headstart.draft.prediction import PredictionDrafter
 from headstart.draft.suffix import SuffixDrafter
 
@@ -120,13 +120,14 @@ def edit(args) -> None:
     tokenizer = GGUFFile(demo_model()).tokenizer()
     old = "".join(path.read_text() for path in args.files)
     ids = tuple(continuation(tokenizer, old))
-    print(f"{old.count(chr(10))} lines, {len(ids)} tokens; tokens per pass with the old text as prediction (k=16), and with suffix (k=24)")
+    print(f"{old.count(chr(10))} lines, {len(ids)} tokens; tokens per pass with the old text as prediction (k=16) and with suffix (k=24)")
     for share in (0.02, 0.05, 0.1, 0.2, 0.4):
         new = continuation(tokenizer, edited(old, share))
-        p, _, _ = replay(PredictionDrafter(NoDrafter(), 0), 16, [1], new, ids)
-        both, _, _ = replay(PredictionDrafter(SuffixDrafter(4.0, 0.1), 24), 16, [1, *ids], new, ids)
+        p, _, _ = replay(PredictionDrafter(), 16, [1], new, ids)
+        members = [Member("prediction", PredictionDrafter(), 16), Member("suffix", SuffixDrafter(4.0, 0.1), 24)]
+        both, _, _ = replay(HybridDrafter(members), 24, [1, *ids], new, ids)
         s, _, _ = replay(SuffixDrafter(4.0, 0.1), 24, [1, *ids], new)
-        print(f"  {100 * share:2.0f} % of lines edited: prediction {len(new) / p:5.2f}, and suffix behind it {len(new) / both:5.2f},"
+        print(f"  {100 * share:2.0f} % of lines edited: prediction {len(new) / p:5.2f}, with suffix {len(new) / both:5.2f},"
               f" suffix alone {len(new) / s:5.2f}")  # fmt: skip
     if args.run:
         run_edit(args.length)

@@ -15,6 +15,17 @@ with contextlib.suppress(ImportError):  # tests/core run without torch
 
 
 @pytest.fixture(scope="session")
+def gemma_file() -> Path:
+    """Gemma 3 270M: $HEADSTART_TEST_GEMMA, or the file in the cache folder (docs/models.md). Never fetched by a test."""
+    from headstart.models.demo import cache_folder
+
+    path = Path(os.environ.get("HEADSTART_TEST_GEMMA") or cache_folder() / "gemma-3-270m-q4_k_m.gguf")
+    if not path.is_file():
+        pytest.skip("no Gemma checkpoint: set HEADSTART_TEST_GEMMA, or put it into the cache folder as docs/models.md says")
+    return path
+
+
+@pytest.fixture(scope="session")
 def real_file() -> Path:
     """The demo checkpoint: $HEADSTART_TEST_GGUF, or what `headstart demo` left in the cache. Never fetched by a test."""
     from headstart.models.demo import MEMBER, cache_folder

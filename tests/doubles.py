@@ -15,17 +15,21 @@ from pathlib import Path
 import torch
 
 from headstart.core import rand
-from headstart.core.blocks import BlockPool
+from headstart.core.blocks import HOLE, BlockPool
 from headstart.core.config import EngineConfig, SpeculativeConfig
+from headstart.core.memory import Blocks
 from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal
 from headstart.draft.base import Drafter, LookupDrafter
 from headstart.draft.corpus import CorpusDrafter
 from headstart.draft.draft_model import ModelDrafter
 from headstart.draft.head import HeadDrafter
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.none import NoDrafter
+from headstart.draft.quantised import QuantisedDrafter
 from headstart.draft.suffix import SuffixDrafter
+from headstart.draft.translated import TextDrafter, TokenDrafter
 from headstart.engine.build import assemble
 from headstart.engine.step import Engine
 from headstart.lookup.corpus import Corpus
@@ -53,13 +57,16 @@ class EchoModel:
     kv_bytes_per_token: int = 16
     window: int | None = None
     padding: int = 0  # further vocabulary rows that no tokenizer knows, with tempting logits
+    rough: float = 0.0
     passes: int = 0
     rows: int = 0
     _memo: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
-        cache = KVCache(1, slots, 1, 1, self.dtype, self.device)
-        cache.keys[0].fill_(float("nan"))
+        counts = [slots] if self.window is None else [slots, slots if local_slots is None else local_slots]
+        cache = KVCache(len(counts), counts, 1, 1, self.dtype, self.device)
+        for keys in cache.keys:
+            keys.fill_(float("nan"))
         return cache
 
     def _hash(self, salt: int, tokens: tuple[int, ...]) -> list[float]:
@@ -87,10 +94,18 @@ class EchoModel:
         self.rows += len(batch.tokens)
         ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
         cache.write(0, batch.slots, ids, ids)
-        out = []
+        if self.window is not None:
+            cache.write(1, batch.local.slots, ids, ids)
+        out, out_of = [], []
         for span in batch.spans:
             seen = cache.read(0, span)[0].flatten().tolist()
             assert not any(x != x for x in seen), "a slot was read that nobody wrote"
+            assert self.rough or all(x == int(x) for x in seen), "what a rough model wrote was read by the target"
+            if self.window is not None:
+                near = cache.read(1, batch.local.spans[len(out_of)])[0].flatten().tolist()
+                reach = min(span.length, self.window - 1 + span.rows.stop - span.rows.start)
+                assert near == seen[-reach:], "a window holds other tokens than the text"
+            out_of.append(span)
             context = tuple(int(x) for x in seen)
             count = span.rows.stop - span.rows.start
             out += [self.logits(context[: span.length - count + i + 1]) for i in range(count)]
@@ -157,8 +172,82 @@ class WrongDrafter(LookupDrafter):
         return super().propose(chunks)
 
 
+@dataclass
+class RoughModel(EchoModel):
+    """A target in fewer bits on the target's own cache: what it writes there is recognisably not what the target would write.
+
+    The target must overwrite it before it reads it (EchoModel checks that what it reads are ids).
+    """
+
+    rough: float = 0.25
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        logits = super().forward(batch, cache)
+        ids = batch.tokens.to(self.dtype).view(-1, 1, 1) + self.rough
+        cache.write(0, batch.slots, ids, ids)
+        return logits
+
+
 class Behind(NoDrafter):
     """Stands behind the predictions of requests, as with method="prediction"."""
+
+
+class OtherWords:
+    """A translation into ids of which a third do not exist: such a token t is spelled by a mark and the id of t + 1.
+
+    Has what `Translation` has for drafters. Target ids 0..vocab-1, own ids 0..vocab, the last one being the mark.
+    """
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+        self.own = {t: (t * 7 + 3) % vocab for t in range(vocab)}
+        assert len(set(self.own.values())) == vocab
+        self.meaning = {i: t for t, i in self.own.items()}
+        self.theirs = dict.fromkeys(range(vocab), b"")
+        self.same = {t: i for t, i in self.own.items() if t % 3}
+
+    def spelled(self, token: int) -> list[int]:
+        return [self.same[token]] if token in self.same else [self.vocab, self.own[(token + 1) % self.vocab]]
+
+    def prompt(self, ids) -> list[int]:
+        return [i for t in ids for i in self.spelled(t)]
+
+    def read(self, ids) -> list[int]:
+        """Back to target ids."""
+        out, marked = [], False
+        for i in ids:
+            if i != self.vocab:
+                out.append((self.meaning[i] - marked) % self.vocab)
+            marked = i == self.vocab
+        return out
+
+    def said(self, text, drafts, look_behind) -> list[int]:
+        return self.read(drafts)
+
+
+class OtherWordsModel(EchoModel):
+    """A rough copy of a target that reads and writes the ids of `OtherWords`."""
+
+    def logits(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        words = OtherWords(self.vocab - 1)
+        inner = EchoModel(self.vocab - 1, self.seed, self.local, self.whole, self.noise)
+        if tokens not in self._memo:
+            out = torch.full((self.vocab,), -3.0, dtype=self.dtype)
+            out[[words.own[t] for t in range(words.vocab)]] = inner.logits(tuple(words.read(tokens)))
+            self._memo[tokens] = out
+        return self._memo[tokens]
+
+
+class AskingDrafter(ModelDrafter):
+    """Stops by its own probabilities, before it draws, whatever the pace says: as biased a rule as the law allows."""
+
+    @property
+    def pays(self):
+        return lambda seq, odds: odds[-1] > 0.2 or len(odds) == 2
+
+    @pays.setter
+    def pays(self, value):
+        """Never mind."""
 
 
 @functools.cache
@@ -182,7 +271,10 @@ def expecting(kind: str, target: EchoModel, prompt, params: SamplingParams) -> S
     return replace(params, prediction=answer)
 
 
-DRAFTERS = ("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "head", "small-head")
+DRAFTERS = (
+    *("none", "ngram", "suffix", "corpus", "prediction", "model", "greedy-model", "self", "adversary", "wrong", "head", "small-head"),
+    *("hybrid", "quantised", "asking", "tokens", "text"),
+)
 
 
 def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: int = 64) -> Drafter:
@@ -197,6 +289,19 @@ def make_drafter(kind: str, target: EchoModel, max_len: int = 4096, max_rows: in
         return CorpusDrafter(corpus(target.vocab, target.seed, target.local, target.whole), SuffixDrafter(4.0, 0.1))
     if kind == "prediction":
         return Behind()
+    if kind == "quantised":
+        rough = RoughModel(target.vocab, target.seed, target.local, target.whole, noise=1.0)
+        return QuantisedDrafter(rough, target.vocab, max_len, max_rows, None)
+    if kind in ("tokens", "text"):
+        other = OtherWordsModel(target.vocab + 1, target.seed, target.local, target.whole, noise=1.0)
+        given = (other, OtherWords(target.vocab), other.vocab, max_len, max_rows, None)
+        return TokenDrafter(*given, target_vocab=target.vocab) if kind == "tokens" else TextDrafter(*given)
+    if kind == "asking":
+        rough = EchoModel(target.vocab, target.seed, target.local, target.whole, noise=1.5)
+        return AskingDrafter(rough, target.vocab, max_len, max_rows, None)
+    if kind == "hybrid":
+        members = {name: make_drafter(name, target, max_len, max_rows) for name in ("suffix", "wrong", "model", "adversary")}
+        return HybridDrafter([Member(name, each, 3 + i) for i, (name, each) in enumerate(members.items())])
     if kind in ("wrong", "unruly"):
         return WrongDrafter(target.vocab, unruly=kind == "unruly")
     if kind in ("head", "small-head"):
@@ -213,6 +318,7 @@ def make_engine(
     drafter: Drafter,
     *,
     blocks: int = 400,
+    local_blocks: int | None = None,
     block_size: int = 4,
     max_rows: int = 64,
     max_seqs: int = 16,
@@ -238,7 +344,7 @@ def make_engine(
         enable_prefix_caching=share,
         speculative=spec,
     )
-    engine = assemble(config, target, drafter, blocks, max_len, target.vocab, tokenizer, eos)
+    engine = assemble(config, target, drafter, Blocks(blocks, local_blocks), max_len, target.vocab, tokenizer, eos)
     engine.rule = rule
     if random_k is not None and drafts:
         engine.draft_length = lambda seq: rand.key(random_k, seq.id, len(seq.tokens)) % (k + 1)
@@ -250,6 +356,11 @@ def check(engine: Engine) -> None:
     pool: BlockPool = engine.pool
     live = [*engine.scheduler.running, *engine.scheduler.waiting]
     pool.check([s.table for s in live])
+    if pool.local is not None:
+        pool.local.check([s.local for s in live])
+        for s in live:
+            kept = sum(b != HOLE for b in s.local)
+            assert kept <= -(-(pool.window - 1) // pool.block_size) + 2, "blocks before the window were not given back"
     for s in live:
         assert len(s.table) <= -(-len(s.tokens) // pool.block_size), "a sequence holds blocks beyond its committed tokens"
 

@@ -172,8 +172,8 @@ def _dense(module, query, key, value, mask, scaling=None, softcap=None, **_):
     return (torch.softmax(scores, -1) @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
-    return load_model(open_checkpoint(str(folder)), dtype, CPU)
+def load(folder: Path, dtype: torch.dtype = torch.float64, quantization: str | None = None) -> Any:
+    return load_model(open_checkpoint(str(folder)), dtype, CPU, quantization)
 
 
 def runner(model: Any) -> Runner:
@@ -188,6 +188,69 @@ def feed(run: Runner, *counts: int, text: Sequence[int] = TEXT) -> torch.Tensor:
         start += n
     assert start == len(text)
     return torch.cat(out)
+
+
+# GGUF: architecture -> (model_type, changes to SHAPE, metadata beside that of every file)
+GGUF: dict[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "llama": ("llama", UNTIED, {}),
+    "qwen2": ("qwen2", TIED, {}),
+    "qwen3": ("qwen3", WIDE, {}),
+    "gemma2": (
+        "gemma2",
+        SLIDING | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+        {"attention.sliding_window": 7, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        SLIDING | {"query_pre_attn_scalar": 8, "num_hidden_layers": 7},
+        {"attention.sliding_window": 7, "rope.freq_base": 1e6},
+    ),
+    "phi3": ("phi3", MHA | SLIDING, {"attention.sliding_window": 7}),
+    "olmo2": ("olmo2", MHA, {}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.5},
+        {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.25, "logit_scale": 2.5},
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
+}
+INTERLEAVED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbours in these, and its converter reorders rows of q and k
+
+
+def write_gguf(path: Path, architecture: str, kind: str = "F32") -> Any:
+    """A random model as GGUF, its tensors named by the gguf library's own table; returns the model."""
+    import gguf
+
+    model_type, changes, metadata = GGUF[architecture]
+    model = make(model_type, changes, dtype=torch.float32)
+    c, writer = model.config, gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(c.head_dim if hasattr(c, "head_dim") else c.hidden_size // c.num_attention_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_vocab_size(c.vocab_size)
+    for name, value in metadata.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{name}", value)
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == architecture), 9)
+    for name, p in model.named_parameters():
+        array = p.detach().float().numpy()
+        if architecture.startswith("gemma") and "norm" in name:
+            array = array + 1
+        for block, heads in (("q_proj", c.num_attention_heads), ("k_proj", c.num_key_value_heads)):
+            if block in name and architecture in INTERLEAVED:
+                array = tiny._interleave(array, heads)
+        stored = gguf.GGMLQuantizationType[kind if array.ndim > 1 else "F32"]
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(ours, gguf.quants.quantize(array.copy(), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
 
 
 def errors(folder: Path, model_type: str, changes: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -205,10 +205,13 @@ def write_gguf(
     pad: bool = False,
     drop: Sequence[str] = (),
     extra: Mapping[str, np.ndarray] | None = None,
+    change: Mapping[str, Any] | None = None,
+    scaling: tuple[str, float, int] | None = None,
 ) -> None:
     """Write a transformers Llama as GGUF with matrices of type `kind`, as llama.cpp's converter does.
 
-    `drop` names metadata keys to leave out, `extra` further tensors.
+    `drop` names metadata keys to leave out, `change` sets some, `extra` are further tensors; `scaling` is the kind of rotary scaling, its
+    factor and the original context.
     """
     import gguf
 
@@ -248,7 +251,11 @@ def write_gguf(
             fields["eot"] = (writer.add_eot_token_id, eot)
     for name, (add, value) in fields.items():
         if name not in drop:
-            add(value)
+            add((change or {}).get(name, value))
+    if scaling is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling[0]))
+        writer.add_rope_scaling_factor(scaling[1])
+        writer.add_rope_scaling_orig_ctx_len(scaling[2])
     for name, array, stored in gguf_tensors(model, kind):
         writer.add_tensor(name, array, raw_dtype=stored)
     for name, array in (extra or {}).items():

@@ -169,18 +169,19 @@ SERVERS: dict[str, Callable[[EngineConfig, Door], Command]] = {"vLLM": vllm, "SG
 
 def equivalents(config: EngineConfig, door: Door) -> list[str]:
     """The command lines of all servers, or why there is none, ready to be pasted into a shell."""
-    out = [
-        "# host, port, model, limits and drafts as given; sampling options are of requests. KEY holds the API key." if door.api_key else ""
-    ]
+    out = ["# KEY holds the API key"] if door.api_key else []
+    if config.quantization or config.speculative.quantization:
+        out.append("# quantization: headstart quantises at load, these servers have methods of their own")
+    config = _for_others(config)
     for name, make in SERVERS.items():
         out += ["", f"# {name}"]
         try:
-            out += make(_plain_none(config), door).lines()
+            out += make(config, door).lines()
         except ConfigError as e:
             out.append(f"# not possible: {e}")
-    return [line for i, line in enumerate(out) if line or i > 1]
+    return out if out[0] else out[1:]
 
 
-def _plain_none(config: EngineConfig) -> EngineConfig:
-    """The configuration as a backend of many devices sees it: a native one has no options for others, and needs none."""
-    return config if config.backend == "vllm" else replace(config, backend="vllm")
+def _for_others(config: EngineConfig) -> EngineConfig:
+    """A native configuration as other servers can be told of it."""
+    return replace(config, backend="vllm", quantization=None, speculative=replace(config.speculative, quantization=None))

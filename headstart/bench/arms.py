@@ -19,6 +19,8 @@ from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 from headstart.draft.none import NoDrafter
+from headstart.runtime.checkpoint import open_checkpoint
+from headstart.runtime.loader import load_model
 
 PLAIN = "plain"
 _SYNTHETIC = (
@@ -39,6 +41,7 @@ class Arm:
     verify: str = "rejection"
     pace: Pace | None = None  # learned over the whole run; None: always k drafts
     model: str | None = None
+    draft: str = ""  # what drafts, in short
     synthetic: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -98,6 +101,22 @@ def make_arms(llm: LLM, specs: Seq[Mapping[str, Any]], synthetic: Seq[tuple[floa
     return out
 
 
+def _load_target(llm: LLM, quantization: str) -> Any:
+    """The target once more, with its weights quantised. Raises ModelError."""
+    model, checkpoint = llm.engine.target.model, open_checkpoint(llm.config.model, llm.config.revision, llm.config.hf_token)
+    return load_model(checkpoint, model.dtype, model.device, quantization)
+
+
+def _called(spec: SpeculativeConfig, llm: LLM) -> str:
+    """A drafter's name in reports: its file's or its method's; a copy of the target in fewer bits has the target's own file."""
+    if spec.method == "quantised":
+        return f"{spec.method} {spec.quantization}"
+    what = (spec.model or spec.corpus or str(spec.method)).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    if not spec.quantization:
+        return what
+    return f"{'target' if spec.model == llm.config.model else what} {spec.quantization}"
+
+
 def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], Arm]) -> Arm:
     """An arm of a real drafter; one that differs in k or rule only shares the drafter of the first."""
     assert spec.method and spec.num_speculative_tokens
@@ -117,14 +136,16 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
             target_parameters=getattr(model, "parameters", 0),
             hf_token=llm.config.hf_token,
             note=notes.append,
+            load_target=lambda quantization: _load_target(llm, quantization),
+            target=model,
         )
         drafter = draft.build(spec, context)
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
-    what = (spec.model or spec.corpus or spec.method).rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    pace = Pace(drafter.free) if spec.adaptive else None
+    what = "+".join(_called(each, llm) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
+    pace = Pace() if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")
-    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, notes=notes)
+    arm = Arm(name, drafter, spec.method, spec.num_speculative_tokens, verify, pace, spec.model, what, notes=notes)
     loaded.setdefault(key, arm)
     return arm

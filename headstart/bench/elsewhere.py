@@ -19,7 +19,7 @@ from headstart.bench.summary import document
 from headstart.bench.verdict import JOINT, LAW_PROMPT, Verdict, judge_tokens, law_verdict
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestError, SpeculativeStats
-from headstart.core.params import SamplingParams
+from headstart.core.params import MAX_N, SamplingParams
 from headstart.core.speculation import SpeculativeConfig
 from headstart.draft.none import NoDrafter
 
@@ -159,10 +159,12 @@ def _answer(output: Any, talk: Talk) -> Answer:
 
 def _sample(llm: LLM, params: SamplingParams, samples: int, number: int) -> tuple[list[tuple[int, ...]], SpeculativeStats]:
     """Independent short completions; the arms get different seeds, since equal ones would hide a difference."""
-    drawn = llm.generate(
-        LAW_PROMPT, replace(params, n=samples, max_tokens=JOINT, ignore_eos=True, seed=1 + number * samples), use_tqdm=False
-    )[0]
-    return [tuple(c.token_ids) for c in drawn.outputs], drawn.metrics.speculative_decoding
+    short = replace(params, max_tokens=JOINT, ignore_eos=True)
+    sizes = [min(MAX_N, samples - done) for done in range(0, samples, MAX_N)]
+    each = [replace(short, n=n, seed=1 + number * samples + i * MAX_N) for i, n in enumerate(sizes)]
+    drawn = llm.generate([LAW_PROMPT] * len(each), each, use_tqdm=False)
+    stats = SpeculativeStats.total(o.metrics.speculative_decoding for o in drawn)
+    return [tuple(c.token_ids) for o in drawn for c in o.outputs], stats
 
 
 def _judge(

@@ -162,7 +162,7 @@ def warm_plan(plan: Plan) -> Plan:
     return replace(plan, params=replace(plan.params, max_tokens=min(_WARM_TOKENS, plan.params.max_tokens or _WARM_TOKENS)))
 
 
-def question_seed(plan: Plan, repeat: int, talk: Talk) -> int:
+def question_seed(plan: Plan, repeat: int, talk: Talk | Answer) -> int:
     """One seed for one question in all arms, by its id: in `match` mode they must then give the same text."""
     return rand.key(plan.seed, repeat, talk.turn, *talk.question.id.encode())
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
+from headstart.cli.forms import FormOptions, Report, give
 from headstart.cli.interrupt import Interruptible
 from headstart.cli.options import ModelOptions, split_draft
 from headstart.cli.session import open_llm
@@ -26,7 +26,10 @@ class ArmOptions:
     """What is compared with plain decoding."""
 
     draft: Annotated[
-        list[str], Option("--draft", "-d", help="What drafts: ngram, or a draft model. May be repeated: one arm each.", metavar="D")
+        list[str],
+        Option(
+            "--draft", "-d", help="What drafts: ngram, a draft model, or several: suffix,MODEL. May be repeated: one arm each.", metavar="D"
+        ),
     ] = field(default_factory=list)
     num_speculative_tokens: Annotated[
         str, Option("--num-speculative-tokens", "-k", help="Drafts per step, or several: 2,4,8.", metavar="K")
@@ -43,7 +46,7 @@ class ArmOptions:
 
     def lengths(self) -> list[int]:
         """Draft lengths. Raises ConfigError."""
-        return _numbers("--num-speculative-tokens", self.num_speculative_tokens, int, 1, 128)
+        return numbers("--num-speculative-tokens", self.num_speculative_tokens, int, 1, 128)
 
     def configs(self) -> list[dict[str, Any]]:
         """One `speculative_config` for each draft and length. Raises ConfigError."""
@@ -119,31 +122,9 @@ class WorkOptions:
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
         )
-        batches = _numbers("--batch", self.batch, int, 1, 1024)
-        temperatures = _numbers("--temperature", self.temperature, float, 0, 1e4)
+        batches = numbers("--batch", self.batch, int, 1, 1024)
+        temperatures = numbers("--temperature", self.temperature, float, 0, 1e4)
         return Plan(load(self.data, self.limit), params, batches, temperatures, self.repeats, self.warmup, self.seed)
-
-
-@dataclass
-class FormOptions:
-    """What becomes of the figures."""
-
-    out: Annotated[str | None, Option("--out", "-o", help="Folder for bench.json and bench.html.", metavar="DIR")] = None
-    plot: Annotated[str | None, Option(help="The plots as one picture: PNG, SVG or PDF. Needs matplotlib.", metavar="FILE")] = None
-    json: Annotated[bool, Option("--json", help="Print bench.json instead of tables.")] = False
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress and no notes.")] = False
-
-    def check(self) -> None:
-        """Fail before the run, not after it. Raises ConfigError."""
-        if self.plot is not None:
-            from headstart.forms.picture import check
-
-            check(self.plot)
-        if self.out is not None:
-            try:
-                Path(self.out).mkdir(parents=True, exist_ok=True)
-            except OSError as e:
-                raise ConfigError(f"--out {self.out} cannot be made: {e.strerror}; name a folder") from None
 
 
 def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: FormOptions) -> None:
@@ -205,35 +186,15 @@ def _end(found: dict[str, Any], form: FormOptions) -> None:
 
 def _give(found: dict[str, Any], form: FormOptions) -> None:
     """Write and print what was asked for."""
-    import json
-
+    from headstart.bench.charts import charts
+    from headstart.bench.page import page
+    from headstart.bench.sheets import headline
     from headstart.bench.table import tables
-    from headstart.cli.document import write
 
-    if form.out is not None:
-        from headstart.bench.page import page
-
-        folder = Path(form.out)
-        (folder / "bench.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        (folder / "bench.html").write_text(page(found), encoding="utf-8")
-    if form.plot is not None:
-        from headstart.bench.charts import charts
-        from headstart.bench.sheets import headline
-        from headstart.forms.picture import draw
-
-        draw(charts(found), headline(found), form.plot)
-    if form.json:
-        write(found)
-    else:
-        tables(found)
-    if not form.quiet and not form.json:
-        for name in [Path(form.out) / "bench.json", Path(form.out) / "bench.html"] if form.out else []:
-            note(f"written: {name}")
-        if form.plot:
-            note(f"written: {form.plot}")
+    give(found, form, Report("bench", page, charts, headline, tables))
 
 
-def _numbers(option: str, text: str, kind: type, low: float, high: float) -> list[Any]:
+def numbers(option: str, text: str, kind: type, low: float, high: float) -> list[Any]:
     """A list such as 1,4,16: at least one value, none twice. Raises ConfigError."""
     try:
         values = [kind(part) for part in text.split(",")]

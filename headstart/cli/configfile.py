@@ -13,7 +13,7 @@ from typing import Any
 from headstart.cli.aliases import SPEC, Known, Line, Spellings, add, canonical
 from headstart.core.errors import ConfigError
 
-_DRAFT_KEYS = ("method", "model", "corpus")
+_DRAFT_KEYS = ("method", "model", "corpus", "drafters")
 
 
 def load(path: str, known: Known, commands: Mapping[str, Known]) -> Line:

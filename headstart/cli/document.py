@@ -1,7 +1,7 @@
 """`--json`: one document. The schema is stable; `version` changes when a field changes its meaning or goes.
 
 {version, headstart, model, speculative_config, sampling, outputs: [{prompt, prompt_token_ids, error, completions: [{index,
-text, token_ids, origins, finish_reason, stop_reason}], metrics}]}; with --compare also `compare`, with --logprobs also
+text, token_ids, origins, drafters, finish_reason, stop_reason}], metrics}]}; with --compare also `compare`, with --logprobs also
 `cumulative_logprob` and `logprobs` (for each token a list, itself first, then the likeliest) in each completion.
 """
 
@@ -51,6 +51,7 @@ def one(text: str, output: RequestOutput) -> dict[str, Any]:
                 "text": c.text,
                 "token_ids": list(c.token_ids),
                 "origins": list(c.origins),
+                "drafters": list(c.drafters),
                 "finish_reason": c.finish_reason,
                 "stop_reason": c.stop_reason,
                 **_scores(c),

@@ -15,12 +15,15 @@ import typer
 
 import headstart
 from headstart.cli import aliases, configfile
+from headstart.cli.analyse import analyse
 from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
 from headstart.cli.distill import distill
 from headstart.cli.generate import generate
 from headstart.cli.index import index
+from headstart.cli.inspect import inspect
+from headstart.cli.models import models
 from headstart.cli.options import takes
 from headstart.cli.plan import plan
 from headstart.cli.serve import serve
@@ -37,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, distill, plan, theory, demo, index):
+for _command in (generate, chat, serve, bench, analyse, plan, theory, distill, demo, index, models, inspect):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -58,6 +61,8 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart bench --model M --draft ngram               does drafting pay, and is the output the same?
     headstart analyse M --draft ngram --draft SMALLER     which draft will pay, and how long should drafts be?
     headstart plan M --device h100                        does it fit, and how fast will it be?
+    headstart inspect M --draft SMALLER                   what a model is, and which drafts fit it
+    headstart models                                      which families run, and how
     headstart theory --alpha 0.8 --cost 0.05              what drafts should give
     headstart index build --tokenizer M --out I FILES     make a corpus for --draft corpus:I
     headstart demo                                        what speculation does, on a small model

@@ -18,7 +18,7 @@ from typer import Option
 from headstart.core.errors import ConfigError, first_line, nearest
 from headstart.core.params import SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
-from headstart.core.speculation import METHODS
+from headstart.core.speculation import METHODS, drafter_of
 
 
 @dataclass
@@ -38,6 +38,9 @@ class ModelOptions:
     max_num_batched_tokens: Annotated[int | None, Option(help="Rows of one pass, prefill and drafts included.", metavar="N")] = None
     block_size: Annotated[int | None, Option(help="Tokens per KV block.", metavar="N")] = None
     kv_cache_memory: Annotated[str | None, Option(help="Memory for KV, such as 2GiB.", metavar="SIZE")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, Option(help="Instead: share of the device's memory for weights and KV.", metavar="SHARE")
+    ] = None
     prefix_caching: Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share the KV of equal beginnings.")] = True
     backend: Annotated[str, Option("--backend", help="native, or vllm: several devices and nodes (docs/scale.md).", metavar="NAME")] = (
         "native"
@@ -53,7 +56,7 @@ class ModelOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of LLM: only what was given."""
-        limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory")
+        limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "gpu_memory_utilization")
         elsewhere = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "vllm_python")
         names = ("tokenizer", "revision", "quantization", *limits, *elsewhere)
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -73,8 +76,8 @@ class SpeculationOptions:
         Option(
             "--draft",
             "-d",
-            help="A method (none, ngram, suffix, prediction, corpus:INDEX), a drafter of others (package.module:Name), "
-            "or a draft model: directory, GGUF file or hub id.",
+            help="A method (none, ngram, suffix, prediction, corpus:INDEX, quantised:int8), a drafter of others (package.module:Name), "
+            "a draft model (directory, GGUF file or hub id), or several, the best in each step: suffix,MODEL.",
             metavar="D",
         ),
     ] = None
@@ -118,7 +121,7 @@ class SpeculationOptions:
         put("prompt_lookup_max", self.prompt_lookup_max, "--prompt-lookup-max")
         put("prompt_lookup_min", self.prompt_lookup_min, "--prompt-lookup-min")
         flags = [flag for flag in said.values() if flag != "--speculative-config"]
-        if flags and not out.keys() & {"method", "model", "corpus", "prompt_lookup_max", "prompt_lookup_min"}:
+        if flags and not out.keys() & {"method", "model", "corpus", "drafters", "prompt_lookup_max", "prompt_lookup_min"}:
             raise ConfigError(f"{flags[0]} has no effect without a draft: add --draft ngram or --draft MODEL")
         return out or None
 
@@ -217,19 +220,21 @@ def _text_or_file(flag: str, value: str, sign: str) -> str:
         raise ConfigError(f"{flag} {value} is neither the thing itself nor a text file that can be read ({first_line(e)})") from None
 
 
-def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What one `--draft` means beside the rest of a speculative_config: its method, corpus or model. Raises ConfigError."""
+def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What one `--draft` means beside the rest of a speculative_config: method, corpus, model or several. Raises ConfigError."""
     from pathlib import Path
 
-    if value.startswith("corpus:"):
-        return {"method": "corpus", "corpus": value.removeprefix("corpus:")}
-    if foreign_method(value):
-        return {"method": value}
+    if "," in value and not Path(value).expanduser().exists():
+        return {"method": "hybrid", "drafters": [split_draft(each.strip(), config) for each in value.split(",") if each.strip()]}
+    if value.startswith(("corpus:", "quantised", "quantized")) or foreign_method(value):
+        return drafter_of(value)
     name = value.strip().strip("[]").replace("-", "_").lower()
     if name == "corpus" and "corpus" not in config:
         raise ConfigError(f"--draft {value} needs an index: write --draft corpus:PATH (headstart index build makes one)")
     if name == "draft_model" and "model" not in config:
         raise ConfigError(f"--draft {value} needs a checkpoint: write --draft MODEL (a directory, a GGUF file or a hub id)")
+    if name == "hybrid" and "drafters" not in config:
+        raise ConfigError(f"--draft {value} needs a list: write --draft suffix,MODEL")
     if name in METHODS:
         return {"method": name}
     if value.strip().isdigit() and not Path(value).exists():

@@ -131,8 +131,7 @@ def _elsewhere(
     from headstart.backends.commands import equivalents
     from headstart.core.config import build_config
 
-    arguments = model.arguments() | ({} if seed is None else {"seed": seed})
-    config, notes = build_config(model.model or "", {**arguments, "speculative_config": speculation.config()})
+    config, notes = build_config(model.model or "", {**model.arguments(), "seed": seed, "speculative_config": speculation.config()})
     if len(keys) > 1:
         raise ConfigError(f"{len(keys)} API keys: the other servers take one, leave all but one out")
     door = replace(door, api_key=keys[0] if keys else None)

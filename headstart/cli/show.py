@@ -136,4 +136,7 @@ def summary(outputs: Sequence[RequestOutput], speculation: bool) -> list[str]:
     if speculation:
         stats = drafts_of(outputs)
         lines.append(f"drafts:      {accepted(stats)} accepted, by position {positions(stats)}")
+        if len(stats.drafters) > 1:
+            each = (f"{name} {s.num_accepted_draft_tokens}/{s.num_draft_tokens}" for name, s in stats.drafters.items())
+            lines.append(f"             {', '.join(each)}")
     return lines

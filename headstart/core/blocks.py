@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from headstart.core.types import Sequence
 
 _ROOT = b"headstart"
+HOLE = -1  # in a table: a block that was given back because nothing before the window is seen again
 
 
 def chain_hash(parent: bytes, tokens: Seq[int]) -> bytes:
@@ -25,6 +26,8 @@ def chain_hash(parent: bytes, tokens: Seq[int]) -> bytes:
 
 class BlockPool:
     """Fixed number of blocks of `block_size` slots. Invariant (`check`): free, cached and owned partition the ids."""
+
+    local: BlockPool | None = None  # of layers that see a window only, where they have blocks of their own (core/window.py)
 
     def __init__(self, num_blocks: int, block_size: int, share: bool = True) -> None:
         self.num_blocks, self.block_size, self.share = num_blocks, block_size, share
@@ -39,6 +42,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that can be handed out now."""
         return len(self.free) + len(self.cached)
+
+    @property
+    def usage(self) -> float:
+        """The part of all blocks that is held, 0 to 1."""
+        return 1 - self.available / max(self.num_blocks, 1)
 
     def needed(self, table: Seq[int], slots: int) -> int:
         """Further blocks a table needs to hold `slots` tokens."""
@@ -59,11 +67,28 @@ class BlockPool:
         """Give back the blocks beyond `slots` tokens."""
         keep = -(-slots // self.block_size)
         while len(table) > keep:
-            self._release(table.pop())
+            self.give_back(table.pop())
+
+    def room(self, seq: Sequence) -> int:
+        """How many slots a sequence could hold now."""
+        return (len(seq.table) + self.available) * self.block_size
+
+    def extend(self, seq: Sequence, slots: int) -> bool:
+        """`grow` for a sequence."""
+        return self.grow(seq.table, slots)
+
+    def cut(self, seq: Sequence, slots: int) -> None:
+        """`trim` for a sequence."""
+        self.trim(seq.table, slots)
+
+    def settle(self, seq: Sequence) -> None:
+        """After a step: what was computed may be found by others, and what drafts were rejected is given back."""
+        self.publish(seq)
+        self.cut(seq, len(seq.tokens))
 
     def release(self, seq: Sequence) -> None:
         """Give back everything a sequence holds; what it shared stays findable until the room is needed."""
-        self.trim(seq.table, 0)
+        self.cut(seq, 0)
         seq.hashes.clear()
         seq.computed = 0
 
@@ -72,22 +97,37 @@ class BlockPool:
 
         At least one token is left to compute, since its logits are needed.
         """
+        seq.hashes.extend(self.known(seq))
+        seq.table.extend(self.claim(digest) for digest in seq.hashes)
+        seq.computed = len(seq.table) * self.block_size
+        return seq.computed
+
+    def known(self, seq: Sequence) -> list[bytes]:
+        """The hashes of the longest prefix whose blocks can all be found."""
+        digests: list[bytes] = []
         if not self.share:
-            return 0
+            return digests
         size, parent = self.block_size, _ROOT + seq.salt
         for start in range(0, len(seq.tokens) - size, size):
-            digest = chain_hash(parent, seq.tokens[start : start + size])
-            block = self.by_hash.get(digest)
-            if block is None:
+            parent = chain_hash(parent, seq.tokens[start : start + size])
+            if parent not in self.by_hash:
                 break
-            if self.refs[block] == 0:
-                del self.cached[block]
-            self.refs[block] += 1
-            seq.table.append(block)
-            seq.hashes.append(digest)
-            parent = digest
-        seq.computed = len(seq.table) * size
-        return seq.computed
+            digests.append(parent)
+        return digests
+
+    def claim(self, digest: bytes) -> int:
+        """The block that can be found by a hash, with one more owner."""
+        block = self.by_hash[digest]
+        if self.refs[block] == 0:
+            del self.cached[block]
+        self.refs[block] += 1
+        return block
+
+    def offer(self, digest: bytes, block: int) -> None:
+        """Let a block be found by its hash, unless another can already."""
+        if digest not in self.by_hash:
+            self.by_hash[digest] = block
+            self.hash_of[block] = digest
 
     def publish(self, seq: Sequence) -> None:
         """Make the full blocks below `seq.computed` findable: committed tokens only, never a draft."""
@@ -96,11 +136,8 @@ class BlockPool:
         size = self.block_size
         for i in range(len(seq.hashes), seq.computed // size):
             parent = seq.hashes[-1] if seq.hashes else _ROOT + seq.salt
-            digest = chain_hash(parent, seq.tokens[i * size : (i + 1) * size])
-            seq.hashes.append(digest)
-            if digest not in self.by_hash:
-                self.by_hash[digest] = seq.table[i]
-                self.hash_of[seq.table[i]] = digest
+            seq.hashes.append(chain_hash(parent, seq.tokens[i * size : (i + 1) * size]))
+            self.offer(seq.hashes[-1], seq.table[i])
 
     def forget(self) -> None:
         """Drop what no sequence owns from the prefix cache, so that the next prompt is computed in full."""
@@ -112,7 +149,8 @@ class BlockPool:
         owned = [0] * self.num_blocks
         for table in tables:
             for block in table:
-                owned[block] += 1
+                if block != HOLE:
+                    owned[block] += 1
         assert owned == self.refs, "reference counts differ from the tables"
         unowned = sorted(self.free) + sorted(self.cached)
         assert sorted(unowned) == [b for b in range(self.num_blocks) if not self.refs[b]], "a block is lost or held twice"
@@ -120,7 +158,10 @@ class BlockPool:
         assert len(self.by_hash) == len(self.hash_of), "hash maps disagree"
         assert all(b in self.hash_of for b in self.cached), "a cached block cannot be found"
 
-    def _release(self, block: int) -> None:
+    def give_back(self, block: int) -> None:
+        """One owner less of a block of a table."""
+        if block == HOLE:
+            return
         self.refs[block] -= 1
         if self.refs[block] == 0:
             if block in self.hash_of:

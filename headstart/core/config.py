@@ -182,7 +182,7 @@ def build_config(model: str, arguments: Mapping[str, Any]) -> tuple[EngineConfig
         elif name in ("kv_cache_memory_bytes", "kv_cache_memory"):
             if value is not None:
                 put_once(out, "kv_cache_memory", value, name)
-        elif name in _FOREIGN_OK and backend == "vllm" and name != "trust_remote_code":
+        elif name in (*_FOREIGN_OK, "quantization") and backend == "vllm" and name != "trust_remote_code":
             handed[name] = value
         elif name in _FOREIGN_OK:
             allowed, why = _FOREIGN_OK[name]

@@ -42,3 +42,25 @@ def blocks_of(tokens: int, block_size: int) -> int:
 def pool_blocks(budget: float, per_token: float, block_size: int, max_len: int, sequences: int) -> int:
     """Blocks for a budget of bytes: what it holds, at most what `sequences` of `max_len` tokens could use."""
     return min(int(max(budget, 0) // (per_token * block_size)), blocks_of(max_len, block_size) * sequences)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks there are for layers that see all tokens, and for those that see a window; `local` is None where both share."""
+
+    all: int
+    local: int | None = None
+
+
+def split_blocks(budget: float, kept: float, local: float, block_size: int, max_len: int, local_most: int, sequences: int) -> Blocks:
+    """Blocks of two pools for a budget of bytes, in the proportion that sequences of `max_len` tokens need them.
+
+    kept, local: bytes of a token in layers of each kind. local_most: blocks of the local pool that one sequence holds at most.
+    """
+    most = blocks_of(max_len, block_size)
+    one = (most * kept + local_most * local) * block_size
+    count = min(max(budget, 0) / one, sequences)
+    if count >= 1:
+        return Blocks(int(count * most), int(count * local_most))
+    rest = budget - local_most * local * block_size  # one sequence, and not even of max_len tokens
+    return Blocks(max(0, int(rest // (kept * block_size))) if kept else 0, local_most)

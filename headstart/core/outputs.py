@@ -18,12 +18,27 @@ class RequestError(HeadstartError):
 
 
 @dataclass
+class DrafterStats:
+    """What one drafter did: steps that it served, drafts, and those of them that stand."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+    def add(self, steps: int, drafted: int, accepted: int) -> None:
+        self.num_spec_steps += steps
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+
+
+@dataclass
 class SpeculativeStats:
     """Counts of the steps that had drafts. Names follow vLLM's served `metrics.speculative_decoding` object."""
 
     num_spec_tokens: int = 0  # the configured k
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)  # by name
 
     @classmethod
     def total(cls, several: Iterable[SpeculativeStats]) -> SpeculativeStats:
@@ -31,15 +46,22 @@ class SpeculativeStats:
         out = cls()
         for s in several:
             out.num_spec_tokens = max(out.num_spec_tokens, s.num_spec_tokens)
-            out.per_step_drafted += s.per_step_drafted
-            out.per_step_accepted += s.per_step_accepted
+            out.include(s)
         return out
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Record one step; one without drafts leaves no trace."""
+    def include(self, other: SpeculativeStats) -> None:
+        """Add the steps of another."""
+        self.per_step_drafted += other.per_step_drafted
+        self.per_step_accepted += other.per_step_accepted
+        for name, each in other.drafters.items():
+            self.drafters.setdefault(name, DrafterStats()).add(each.num_spec_steps, each.num_draft_tokens, each.num_accepted_draft_tokens)
+
+    def add(self, drafted: int, accepted: int, drafter: str = "drafter") -> None:
+        """Record one step with drafts of `drafter`; one without drafts leaves no trace."""
         if drafted:
             self.per_step_drafted.append(drafted)
             self.per_step_accepted.append(accepted)
+            self.drafters.setdefault(drafter, DrafterStats()).add(1, drafted, accepted)
 
     @property
     def num_spec_steps(self) -> int:
@@ -81,10 +103,11 @@ class SpeculativeStats:
         return out
 
     def as_dict(self) -> dict[str, Any]:
-        """The object as vLLM serves it, plus `acceptance_per_position`."""
+        """The object as vLLM serves it, plus `acceptance_per_position` and `drafters`."""
         names: tuple[str, ...] = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps")
         names += ("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "per_step_accepted", "per_step_drafted")
-        return {name: getattr(self, name) for name in (*names, "acceptance_per_position")}
+        own = {name: getattr(self, name) for name in (*names, "acceptance_per_position")}
+        return {**own, "drafters": {name: vars(each).copy() for name, each in self.drafters.items()}}
 
 
 @dataclass
@@ -158,8 +181,8 @@ class CompletionOutput:
 
     `logprobs` has one dictionary per token, id -> Logprob: the token itself, then the likeliest ones; None unless asked
     for. `origins` says where each token came from: "draft", "recovered" (after a rejection), "bonus" (after every draft
-    stood) or "target" (a step without drafts). `traces` has one entry per token; None unless asked for. `token_texts`,
-    `origins` and `traces` are ours; the rest is vLLM's.
+    stood) or "target" (a step without drafts); `drafters` whose draft it is, None for those that are not drafts. `traces` has one
+    entry per token, None unless asked for. `token_texts`, `origins`, `drafters` and `traces` are ours; the rest is vLLM's.
     """
 
     index: int
@@ -173,6 +196,7 @@ class CompletionOutput:
     spec_decode_metrics: SpecDecodeMetrics | None = None
     token_texts: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    drafters: list[str | None] = field(default_factory=list)
     traces: list[TokenTrace] | None = None
 
 

@@ -1,16 +1,22 @@
-"""How many drafts pay: expected tokens over measured seconds, chosen anew for every sequence and step.
+"""Whose drafts pay, and how many: expected tokens over measured seconds, chosen anew for every sequence and step.
 
 With a_i the chance that draft i stands after those before it stood, k drafts give E(k) = 1 + sum_j prod_{i<=j} a_i tokens
 (Leviathan et al. 2211.17192, there for a constant a). A pass over m rows takes T(m) seconds, drafting D(k). The k that gives
-most tokens per second wins, k = 0 among them: so a draft that does not pay is paused. It is probed again while all probes
-together, what they take to catch up on the text included, stay within a small share of the time. Nothing here looks at the
-tokens of a draft before its length is settled, so the law of the output is untouched.
+most tokens per second wins, among all k of all drafters and k = 0: so a draft that does not pay is paused.
+
+Drafts that are found without a model are all made in every step, and compared with the text that comes whether or not a pass
+judged them: what each lookup would have given is known in full. A model is known by what it drafted; one that is not chosen is
+probed again while all probes together, what they take to catch up on the text included, stay within a small share of the time.
+The choice knows how many drafts were found, never which: it looks at no token that a model drew, so the law is untouched.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 PRIOR = 0.7  # what a draft is worth before anything is known: hopeful, so that it gets a try
 PRIOR_WEIGHT = 3.0
@@ -31,16 +37,20 @@ class WidthCurve:
         self.shape: dict[int, float] = {}
         self.seen: dict[int, int] = {}
         self.scale = 1.0
+        self._widths: list[int] = []
+        self._times: list[float] = []  # of the widths, never falling, without the scale
 
     def observe(self, rows: int, seconds: float) -> None:
         """A pass over `rows` rows took so long."""
         if rows not in self.shape:
             self.shape[rows], self.seen[rows] = seconds / self.scale, 1
-            return
-        self.seen[rows] += 1
-        ratio = min(max(seconds / (self.scale * self.shape[rows]), 0.25), 4.0)  # one hiccup must not count for many
-        self.shape[rows] *= ratio ** (1 / self.seen[rows] if self.seen[rows] < 4 else 0.03)
-        self.scale *= ratio**0.1
+            self._widths = sorted(self.shape)
+        else:
+            self.seen[rows] += 1
+            ratio = min(max(seconds / (self.scale * self.shape[rows]), 0.25), 4.0)  # one hiccup must not count for many
+            self.shape[rows] *= ratio ** (1 / self.seen[rows] if self.seen[rows] < 4 else 0.03)
+            self.scale *= ratio**0.1
+        self._times = list(accumulate((self.shape[w] for w in self._widths), max))
 
     @property
     def known(self) -> int:
@@ -49,10 +59,7 @@ class WidthCurve:
 
     def __call__(self, rows: float) -> float:
         """Expected seconds at a width: linear between the seen ones, never falling, going on straight beyond the last."""
-        widths = sorted(self.shape)
-        times: list[float] = []
-        for w in widths:
-            times.append(max(self.shape[w], times[-1] if times else 0.0))
+        widths, times = self._widths, self._times
         at = bisect_left(widths, rows)
         if at == 0:
             return self.scale * times[0]
@@ -74,16 +81,27 @@ class Acceptance:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Of `drafted` drafts the first `accepted` stood; those behind the first failure were not judged."""
-        self.tried = [x * MEMORY for x in self.tried] + [0.0] * (drafted - len(self.tried))
-        self.stood = [x * MEMORY for x in self.stood] + [0.0] * (drafted - len(self.stood))
+        self.fade()
         for i in range(min(drafted, accepted + 1)):
-            self.tried[i] += 1
-            self.stood[i] += i < accepted
+            self.judged(i, i < accepted)
 
-    def rates(self, count: int, prior: Seq[float] | None = None) -> list[float]:
-        """a_1 .. a_count. Without a prior, the mean over all positions, itself drawn to PRIOR."""
-        if prior is None:
-            mean = (sum(self.stood) + PRIOR_WEIGHT * PRIOR) / (sum(self.tried) + PRIOR_WEIGHT)
+    def judged(self, position: int, stood: bool) -> None:
+        """One draft stood or fell; all before it stood."""
+        if position == len(self.tried):
+            self.tried.append(0.0)
+            self.stood.append(0.0)
+        self.tried[position] += 1
+        self.stood[position] += stood
+
+    def fade(self) -> None:
+        """Let the past count for less."""
+        self.tried = [x * MEMORY for x in self.tried]
+        self.stood = [x * MEMORY for x in self.stood]
+
+    def rates(self, count: int, prior: float | Seq[float] = PRIOR) -> list[float]:
+        """a_1 .. a_count, drawn to a prior: one for each, or one number, to which the mean over all positions is drawn first."""
+        if isinstance(prior, float):
+            mean = (sum(self.stood) + PRIOR_WEIGHT * prior) / (sum(self.tried) + PRIOR_WEIGHT)
             prior = [mean] * count
         out = []
         for i in range(count):
@@ -92,110 +110,235 @@ class Acceptance:
         return out
 
 
+class Trust:
+    """How often a model's draft stands, by the probability that the model gave it; the past fades."""
+
+    _BINS = 8
+
+    def __init__(self) -> None:
+        self.tried = [PRIOR_WEIGHT] * self._BINS
+        self.stood = [PRIOR_WEIGHT * (i + 0.5) / self._BINS for i in range(self._BINS)]  # at first it is taken at its word
+
+    def _bin(self, p: float) -> int:
+        return min(int(p * self._BINS), self._BINS - 1)
+
+    def observe(self, p: float, stood: bool) -> None:
+        """A draft of probability p, those before it having stood."""
+        i = self._bin(p)
+        self.tried[i] = self.tried[i] * MEMORY + 1
+        self.stood[i] = self.stood[i] * MEMORY + stood
+
+    def __call__(self, p: float) -> float:
+        """The chance that a draft of probability p stands."""
+        return self.stood[self._bin(p)] / self.tried[self._bin(p)]
+
+    @property
+    def mean(self) -> float:
+        """The chance of any draft, of which nothing is known."""
+        return sum(self.stood) / sum(self.tried)
+
+
+class Offer(NamedTuple):
+    """What one drafter could do for a sequence now: up to `most` drafts, `found` already or still to be drawn by a model."""
+
+    drafter: str
+    most: int
+    found: bool = False
+    prior: float = PRIOR
+    asks: bool = False  # whether each further draft is asked for (`goes_on`), so that room for more of them costs nothing
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Offers of a kind are expected to fare alike: a lookup finds more where it found a longer match."""
+        return self.drafter, (self.most - 1).bit_length() if self.found else -1
+
+
+@dataclass
+class _Watched:
+    """Found drafts for a text of `length` tokens, to be compared with what comes; the first `stood` have come."""
+
+    kind: tuple[str, int]
+    length: int
+    tokens: list[int]
+    stood: int = 0
+
+
 class _Runner:
     """What is remembered of one sequence."""
 
-    def __init__(self, pool: Acceptance) -> None:
-        self.acceptance, self.pool = Acceptance(), pool
+    def __init__(self) -> None:
+        self.acceptance: dict[tuple[str, int], Acceptance] = {}
+        self.watched: dict[str, _Watched] = {}  # by drafter
         self.k = 0  # as chosen last
-        self.shadow: list[int] = []  # drafts that no pass judges, compared with what comes
-        self.shadow_at = 0
 
 
 class Pace:
-    """Chooses draft lengths. `free`: drafting takes no pass of a model, so drafts can be scored without being verified."""
+    """Chooses drafters and draft lengths."""
 
-    def __init__(self, free: bool = False) -> None:
-        self.free = free
+    def __init__(self) -> None:
         self.curve = WidthCurve()
-        self.draft_step = 0.0  # seconds per draft token of the longest draft in a batch
-        self.pools: dict[str, Acceptance] = {}  # of all sequences of a kind: what is expected of a new one
+        self.draft_steps: dict[str, float] = {}  # seconds per draft token of the longest draft in a batch, by model
+        self.pools: dict[tuple[str, int], Acceptance] = {}  # of all sequences, by kind of offer: what is expected of a new one
         self.runners: dict[int, _Runner] = {}
+        self.active = 0  # of them draft
         self.seconds = self.probing = 0.0  # of all decoding steps, and what probes took beyond plain steps
-        self.since_probe = 0
-        self.probed = False  # in this step: sequences that wait probe together, one wide pass for all
-        self.drafting = 0.0  # seconds of this step
+        self.trust: dict[str, Trust] = {}  # how far the probabilities of a model can be relied on
+        self.rests: dict[str, int] = {}  # steps since each model drafted
+        # Of this step:
+        self.drawing: set[str] = set()  # models that draft
+        self.probed = False  # sequences that wait probe together, one wide pass for all
+        self.drafting = 0.0  # seconds
 
-    def choose(self, seq_id: int, most: int, kind: str = "") -> int:
-        """How many drafts this sequence should get now, 0..most. Sequences of one `kind` are expected to be alike."""
+    def choose(self, seq_id: int, offers: Seq[Offer], adaptive: bool = True) -> tuple[int, int]:
+        """(which offer, how many drafts of it) a sequence should take now; no drafts where none pay.
+
+        Not adaptive: always as many as are offered, and only whose is chosen.
+        """
         own = self.runners.get(seq_id)
         if own is None:
-            own = self.runners[seq_id] = _Runner(self.pools.setdefault(kind, Acceptance()))
-        if most == 0:
-            own.k = 0
-        elif self.curve.known < 2:  # learn a plain pass first, then a wide one
-            own.k = most if self.curve.known else 0
-            self.probed = own.k > 0
-        else:
-            own.k = self._best(own, most)
-        return own.k
+            own = self.runners[seq_id] = _Runner()
+        which, k = self._choice(own, offers, adaptive) if offers else (0, 0)
+        self.active += (k > 0) - (own.k > 0)
+        own.k = k
+        if k and not offers[which].found:
+            self.drawing.add(offers[which].drafter)
+        return which, k
 
-    def _best(self, own: _Runner, most: int) -> int:
-        """The length of most tokens per second, supposing that those who draft do as this one; 0 unless it pays."""
-        drafting = sum(r.k > 0 for r in self.runners.values() if r is not own) + 1
+    def _choice(self, own: _Runner, offers: Seq[Offer], adaptive: bool) -> tuple[int, int]:
+        if not adaptive and len(offers) == 1:
+            return 0, offers[0].most
+        if adaptive and self.curve.known < 2:  # learn a plain pass first, then a wide one
+            self.probed = self.curve.known > 0
+            return 0, offers[0].most * self.probed
+        gains = [self._best(own, offer, adaptive) for offer in offers]
+        which = max(range(len(offers)), key=lambda i: gains[i][0])
+        gain, k = gains[which]
+        if adaptive and gain <= GAIN:
+            k = 0
+        elif offers[which].asks:
+            k = offers[which].most
+        for i, offer in enumerate(offers):
+            if not offer.found and not (i == which and k) and self._may_probe(offer.drafter):
+                self.probed = True
+                return i, gains[i][1]
+        return which, k
+
+    def _may_probe(self, drafter: str) -> bool:
+        return self.rests.get(drafter, 0) >= SHORTEST_PAUSE and self.probing <= PROBES * self.seconds
+
+    def _best(self, own: _Runner, offer: Offer, adaptive: bool) -> tuple[float, int]:
+        """(tokens per second over those of a plain step, length) at the best length, supposing that those who draft do as this one."""
+        drafting = self.active - (own.k > 0) + 1
         idle = len(self.runners) - drafting
-        expected, stands, gains = 1.0, 1.0, []
-        plain = (idle + drafting) / self.curve(idle + drafting)
-        for k, a in enumerate(own.acceptance.rates(most, own.pool.rates(most)), start=1):
+        curve = self.curve if self.curve.known else lambda rows: 1.0
+        each = 0.0 if offer.found else self.draft_steps.get(offer.drafter, 0.0)
+        plain = (idle + drafting) / curve(idle + drafting)
+        expected, stands, best = 1.0, 1.0, (0.0, 1)
+        for k, a in enumerate(self._rates(own, offer), start=1):
             stands *= a
             expected += stands
-            seconds = self.curve(idle + drafting * (1 + k)) + self.draft_step * k
-            gains.append((idle + drafting * expected) / seconds / plain)
-        best = max(range(most), key=gains.__getitem__)
-        if gains[best] > GAIN:
-            return best + 1
-        if self.free or self.since_probe < SHORTEST_PAUSE or self.probing > PROBES * self.seconds:
-            return 0
-        self.probed = True
-        return best + 1
+            if adaptive or k == offer.most:
+                gain = (idle + drafting * expected) / (curve(idle + drafting * (1 + k)) + each * k) / plain
+                best = max(best, (gain, k))
+        return best
 
-    def observe(self, seq_id: int, drafted: int, accepted: int) -> None:
-        """What became of a sequence's drafts."""
+    def _rates(self, own: _Runner, offer: Offer) -> list[float]:
+        pool, mine = self.pools.get(offer.kind), own.acceptance.get(offer.kind)
+        rates = (pool or _NOTHING).rates(offer.most, offer.prior)
+        return rates if mine is None else mine.rates(offer.most, rates)
+
+    def observe(self, seq_id: int, drafter: str, drafted: int, accepted: int, odds: Seq[float] = (), stopped: bool = False) -> None:
+        """What became of the drafts that a model made for a sequence.
+
+        odds: its own probability of each, if it says. stopped: it made fewer than there was room for, so that the next one did not
+        stand either: what a step with this model is worth counts what it leaves out.
+        """
         own = self.runners.get(seq_id)
-        if drafted and own is not None:
-            own.acceptance.observe(drafted, accepted)
-            own.pool.observe(drafted, accepted)
+        if not drafted or own is None:
+            return
+        for acceptance in self._both(own, Offer(drafter, drafted).kind):
+            acceptance.observe(drafted, accepted)
+            if stopped and accepted == drafted:
+                acceptance.judged(drafted, False)
+        trust = self.trust.setdefault(drafter, Trust())
+        for i, p in enumerate(odds[: accepted + 1]):
+            trust.observe(p, i < accepted)
+
+    def goes_on(self, seq_id: int, drafter: str, odds: Seq[float]) -> bool:
+        """Whether one more draft of a model raises tokens per second, after those whose own probabilities are `odds`."""
+        own = self.runners.get(seq_id)
+        if own is None or self.curve.known < 2 or not odds:
+            return True
+        drafting = max(self.active, 1)
+        idle, trust = len(self.runners) - drafting, self.trust.setdefault(drafter, Trust())
+        each, k = self.draft_steps.get(drafter, 0.0), len(odds)
+        expected = stands = 1.0
+        for p in odds:
+            stands *= trust(p)
+            expected += stands
+        now = (idle + drafting * expected) / (self.curve(idle + drafting * (1 + k)) + each * k)
+        following = (trust(odds[-1]) + trust.mean) / 2  # nobody knows: between the last one and any
+        more = drafting * stands * following
+        return more > now * (self.curve(idle + drafting * (2 + k)) - self.curve(idle + drafting * (1 + k)) + each)
+
+    def _both(self, own: _Runner, kind: tuple[str, int]) -> tuple[Acceptance, Acceptance]:
+        """What is known of a kind of offer, for this sequence and for all."""
+        return own.acceptance.setdefault(kind, Acceptance()), self.pools.setdefault(kind, Acceptance())
 
     def pass_took(self, rows: int, sequences: int, seconds: float) -> None:
-        """A pass in which every sequence decoded took so long, drafting apart. Ends the step."""
+        """A pass in which every sequence decoded took so long, drafting apart."""
         plain = self.curve(sequences) if self.curve.known else seconds
         self.curve.observe(rows, seconds)
         self.seconds += seconds + self.drafting
-        self.since_probe += 1
+        for drafter in self.draft_steps:
+            self.rests[drafter] = 0 if drafter in self.drawing else self.rests.get(drafter, 0) + 1
         if self.probed:
             self.probing += max(0.0, seconds + self.drafting - plain)
-            self.since_probe, self.probed = 0, False
-        self.drafting = 0.0
 
-    def drafting_took(self, longest: int, seconds: float) -> None:
-        """Drafting up to `longest` tokens per sequence took so long. Falls fast and rises slowly: some calls catch up on a text."""
-        self.drafting = seconds
+    def end_step(self) -> None:
+        """Forget what was of this step only."""
+        self.drawing.clear()
+        self.probed, self.drafting = False, 0.0
+
+    def drafting_took(self, drafter: str, longest: int, seconds: float) -> None:
+        """A model took so long for up to `longest` drafts per sequence. Falls fast and rises slowly: some calls catch up on a text."""
+        self.drafting += seconds
         if longest:
-            each = seconds / longest
-            rate = 1.0 if not self.draft_step else 0.5 if each < self.draft_step else 0.1
-            self.draft_step += rate * (min(each, 4 * self.draft_step or each) - self.draft_step)
+            each, known = seconds / longest, self.draft_steps.get(drafter, 0.0)
+            rate = 1.0 if not known else 0.5 if each < known else 0.1
+            self.draft_steps[drafter] = known + rate * (min(each, 4 * known or each) - known)
 
-    def unwatched(self, seq_id: int) -> bool:
-        """Whether no drafts of this sequence are being compared with what comes."""
-        return seq_id in self.runners and not self.runners[seq_id].shadow
+    def watch(self, seq_id: int, offer: Offer, length: int, tokens: list[int]) -> None:
+        """Drafts that were found for a text of `length` tokens, whoever serves the step: they are compared with what comes.
 
-    def watch(self, seq_id: int, length: int, tokens: list[int]) -> None:
-        """Drafts for a text of `length` tokens that no pass will judge: they are compared with what comes instead."""
+        A drafter has one set of them at a time, so that what is learned is what it would give by itself: it would draft
+        again when a draft had failed or all had stood.
+        """
         own = self.runners.get(seq_id)
-        if own is not None and not own.shadow:
-            own.shadow, own.shadow_at = tokens, length
+        if own is not None and offer.drafter not in own.watched:
+            own.watched[offer.drafter] = _Watched(offer.kind, length, tokens)
 
     def compare(self, seq_id: int, text: Seq[int]) -> None:
-        """The text as it stands now: settle watched drafts as soon as one failed or all stood."""
+        """The text as it stands now: judge watched drafts; those of which one failed or all stood are done with."""
         own = self.runners.get(seq_id)
-        if own is None or not own.shadow:
+        if own is None:
             return
-        came = text[own.shadow_at :]
-        stood = next((i for i, (a, b) in enumerate(zip(own.shadow, came, strict=False)) if a != b), min(len(own.shadow), len(came)))
-        if stood < len(came) or stood == len(own.shadow):
-            own_drafts, own.shadow = len(own.shadow), []
-            self.observe(seq_id, own_drafts, stood)
+        for drafter, watched in list(own.watched.items()):
+            both = self._both(own, watched.kind)
+            for draft, token in zip(watched.tokens[watched.stood :], text[watched.length + watched.stood :], strict=False):
+                for acceptance in both:
+                    acceptance.judged(watched.stood, draft == token)
+                if draft != token or watched.stood + 1 == len(watched.tokens):
+                    del own.watched[drafter]
+                    for acceptance in both:
+                        acceptance.fade()
+                    break
+                watched.stood += 1
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended."""
-        self.runners.pop(seq_id, None)
+        own = self.runners.pop(seq_id, None)
+        self.active -= own is not None and own.k > 0
+
+
+_NOTHING = Acceptance()

@@ -84,7 +84,8 @@ class SamplingParams:
     `temperature` below 1e-5 is greedy. `docs/options.md` says what each does under speculation, and what it costs.
 
     Ours beyond vLLM: `num_speculative_tokens` (drafts per step for this request, 0 = off) and `verify` (the rule for
-    this request), None takes the engine's; `prediction` (text or token ids: the answer you expect, which is drafted from
+    this request), None takes the engine's; `drafter` (which of the configured drafters serves this request, by name; None
+    takes the best in each step); `prediction` (text or token ids: the answer you expect, which is drafted from
     wherever it fits; changes the speed, never the answer); `trace_drafts` (how every token was judged, in
     `CompletionOutput.traces`). `logits_processors` are callables (token ids, logits [V]) ->
     logits [V], called for every row with the prefix of that row. `best_of` makes that many completions and returns the `n`
@@ -120,6 +121,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     num_speculative_tokens: int | None = None
     verify: str | None = None
+    drafter: str | None = None
     prediction: str | Sequence[int] | None = None
     trace_drafts: bool = False
 
@@ -146,6 +148,7 @@ class SamplingParams:
             put("structured_outputs", StructuredOutputsParams(**{str(k): v for k, v in self.structured_outputs.items()}))
         elif self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise ConfigError(f"structured_outputs={self.structured_outputs!r} must be a StructuredOutputsParams or a dictionary")
+        text("drafter", self.drafter)
         check_prediction(self.prediction)
         self._check_together()
 

@@ -97,16 +97,15 @@ class Scheduler:
         if chunk.samples:
             chunk.k = max(0, min(draft_length(seq), seq.remaining - 1, rows - count - behind))
         slots = seq.computed + count
-        room = (len(seq.table) + self.pool.available) * self.pool.block_size - slots
-        chunk.k = max(0, min(chunk.k, room))
-        return chunk if self.pool.grow(seq.table, slots + chunk.k) else None
+        chunk.k = max(0, min(chunk.k, self.pool.room(seq) - slots))
+        return chunk if self.pool.extend(seq, slots + chunk.k) else None
 
     def _make_room(self, seq: Sequence, chunks: list[Chunk], preempted: list[Sequence]) -> bool:
         """One sacrifice for `seq`: the drafts planned last, then the youngest sequence; False if nothing is left."""
         for chunk in reversed(chunks):
             if chunk.k:
                 chunk.k = 0
-                self.pool.trim(chunk.seq.table, chunk.seq.computed + chunk.count)
+                self.pool.cut(chunk.seq, chunk.seq.computed + chunk.count)
                 return True
         victim = self._youngest_after(seq, chunks)
         if victim is not None:

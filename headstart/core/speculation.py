@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields
 from typing import Any
 
 from headstart.core.checks import flag, integer, number, put_once, quantization, text
@@ -17,7 +18,7 @@ DEFAULT_PREDICTION_DRAFTS = 16
 DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head")
+METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head", "quantised", "hybrid")
 VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
 # Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
@@ -25,14 +26,14 @@ _REFUSED = {
     "draft_tensor_parallel_size": "only 1 is possible: the native engine runs on one device",
     "disable_by_batch_size": "not available: set num_speculative_tokens=0 in SamplingParams for a request without drafts",
     "num_speculative_tokens_per_batch_size": "not available yet: drafts are the same length at every batch size",
-    "use_heterogeneous_vocab": "not available yet: the draft must share the target's tokenizer",
     "parallel_drafting": "not available: drafts are made one after the other",
 }
-# Further keys that vLLM knows and that have no counterpart here.
+# Further keys that vLLM knows and that have no counterpart here; "arctic" chooses its own suffix method over ours.
 _VLLM_KEYS = (
     *_REFUSED,
-    *("code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
-    *("use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
+    "use_heterogeneous_vocab",
+    *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
+    *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
 
 # Which options act with which methods. "foreign" stands for every drafter of others.
@@ -40,9 +41,10 @@ CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
 _OWNERS: dict[str, tuple[str, ...]] = {
     "model": CHECKPOINT_METHODS,
     "revision": CHECKPOINT_METHODS,
-    "quantization": CHECKPOINT_METHODS,
+    "quantization": (*CHECKPOINT_METHODS, "quantised"),
     "max_model_len": CHECKPOINT_METHODS,
-    "draft_temperature": CHECKPOINT_METHODS,
+    "draft_temperature": (*CHECKPOINT_METHODS, "quantised"),
+    "use_heterogeneous_vocab": ("draft_model",),
     "prompt_lookup_max": ("ngram",),
     "prompt_lookup_min": ("ngram",),
     "corpus": ("corpus",),
@@ -52,10 +54,11 @@ _OWNERS: dict[str, tuple[str, ...]] = {
     "suffix_decoding_max_spec_factor": ("suffix", "corpus"),
     "suffix_decoding_min_token_prob": ("suffix", "corpus"),
     "options": ("foreign",),
+    "drafters": ("hybrid",),
 }
 
 # The values of those that ask for exactly what happens anyway.
-_HARMLESS = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}
+_HARMLESS = {"draft_tensor_parallel_size": 1, "parallel_drafting": False}
 
 
 def verify_rule(params: SamplingParams, configured: str | None) -> str:
@@ -70,8 +73,12 @@ class SpeculativeConfig:
 
     method: "none"; lookup in the request's own text: "ngram" (n-grams of fixed lengths) or "suffix" (any length); "corpus" (lookup
         in the user's texts and the request's own); "prediction" (nothing but the predictions of requests); "draft_model"; "head"
-        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); or a drafter of others: "package.module:Name" or
-        the name of an entry point. May be left out when another option says it.
+        (a feature-level head, "eagle3" to vLLM; "draft_model" takes one too); "quantised" (the target itself with its weights in
+        fewer bits, reading the target's own keys and values); "hybrid" (several of these, the one that promises most in each
+        step); or a drafter of others: "package.module:Name" or the name of an entry point. May be left out when another option
+        says it.
+    drafters: of hybrid: a list of what `drafter_of` takes ("suffix", "corpus:INDEX", a model) or of dictionaries with these
+        options. What is set beside the list holds for all to which it applies.
     model: the draft checkpoint (directory, GGUF file or hub id), for draft_model and head.
     num_speculative_tokens: drafts per step, 1..128 (default 5; suffix and corpus 24, prediction 16).
     num_prediction_tokens: drafts per step from the prediction of a request (default: num_speculative_tokens if given, else 16).
@@ -89,7 +96,9 @@ class SpeculativeConfig:
         num_speculative_tokens, 0 among them. False: always num_speculative_tokens.
     draft_temperature: the draft's own temperature; None takes the request's, 0 drafts greedily. Lossless at any value.
     max_model_len: a context limit for the draft below its own.
-    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load.
+    revision: of the draft on the hub. quantization: "int8" or "int4" to quantise the draft's weights at load; of quantised
+        how the target's own are (default int8).
+    use_heterogeneous_vocab: False refuses a draft with another tokenizer, which else is translated.
     options: a dictionary for a drafter of others.
     backend_options: keys of vLLM's speculative_config without a counterpart here, for backend="vllm"; its methods VLLM_METHODS too.
 
@@ -114,16 +123,21 @@ class SpeculativeConfig:
     max_model_len: int | None = None
     revision: str | None = None
     quantization: str | None = None
+    use_heterogeneous_vocab: bool | None = None
     options: Mapping[str, Any] | None = None
+    drafters: Seq[str | Mapping[str, Any] | SpeculativeConfig] | None = None
     backend_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "revision", "corpus"):
             text(name, getattr(self, name))
         self._settle_method()
-        kind = self.method if self.method in (*METHODS, *VLLM_METHODS) else "foreign"
+        kinds = {_kind(self.method)}
+        if self.method == "hybrid":
+            self._settle_drafters()
+            kinds |= {_kind(each.method) for each in self.drafters or () if isinstance(each, SpeculativeConfig)}
         for name, owners in _OWNERS.items():
-            if getattr(self, name) is not None and kind not in owners:
+            if getattr(self, name) is not None and kinds.isdisjoint(owners):
                 owner = "a drafter of others" if owners == ("foreign",) else " and ".join(owners)
                 raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with method={self.method!r}: it belongs to {owner}")
         if self.method == "ngram":
@@ -136,7 +150,11 @@ class SpeculativeConfig:
         flag("adaptive", self.adaptive)
         if self.draft_temperature is not None:
             number("draft_temperature", self.draft_temperature, 0.0, 1e4)
+        if self.method == "quantised" and self.quantization is None:
+            self._put("quantization", "int8")
         quantization("quantization", self.quantization)
+        if self.use_heterogeneous_vocab is not None:
+            flag("use_heterogeneous_vocab", self.use_heterogeneous_vocab)
         if self.max_model_len is not None:
             integer("max_model_len", self.max_model_len, 1, 1 << 31)
         for name in ("options", "backend_options"):
@@ -167,7 +185,8 @@ class SpeculativeConfig:
             self._put("model", None)
         if self.method is None:
             lookup = self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
-            named = "draft_model" if self.model else "corpus" if self.corpus else "ngram" if lookup else None
+            several = self.drafters is not None
+            named = "hybrid" if several else "draft_model" if self.model else "corpus" if self.corpus else "ngram" if lookup else None
             if named is None:
                 raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
             self._put("method", named)
@@ -179,6 +198,42 @@ class SpeculativeConfig:
             raise ConfigError(f"method={self.method!r} needs model=DRAFT: a directory, a GGUF file or a hub id")
         if self.method == "corpus" and not self.corpus:
             raise ConfigError("method='corpus' needs corpus=PATH: an index made by headstart index build")
+
+    def _settle_drafters(self) -> None:
+        """Each of several becomes a SpeculativeConfig of its own."""
+        if not isinstance(self.drafters, (list, tuple)) or not self.drafters:
+            raise ConfigError(f"drafters={self.drafters!r} must be what method='hybrid' chooses from: a list such as ['suffix', MODEL]")
+        made = [self._settle_drafter(each) for each in self.drafters]
+        self._put("drafters", tuple(made))
+        twice = next((n for n in self.names if self.names.count(n) > 1), None)
+        if twice:
+            raise ConfigError(f"drafters: {twice!r} is there twice: leave one of them out")
+
+    @property
+    def names(self) -> list[str]:
+        """What the drafters are called in statistics and in `SamplingParams.drafter`: their methods; of several models also which."""
+        if self.method != "hybrid":
+            return [str(self.method)]
+        specs = [each for each in self.drafters or () if isinstance(each, SpeculativeConfig)]
+        models = sum(each.model is not None for each in specs)
+        return [f"{s.method}:{s.model.rstrip('/').rpartition('/')[2]}" if s.model and models > 1 else str(s.method) for s in specs]
+
+    def _settle_drafter(self, given: Any) -> SpeculativeConfig:
+        if isinstance(given, SpeculativeConfig):
+            given = {f.name: value for f in fields(given) if f.init and (value := getattr(given, f.name)) != f.default}
+            del given["num_prediction_tokens"]  # filled in anyway
+        given = drafter_of(given) if isinstance(given, str) else given
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"drafters: {given!r} must be a method, a model, or a dictionary of options")
+        for name in ("verify", "adaptive", "num_prediction_tokens", "drafters"):
+            if name in given:
+                raise ConfigError(f"drafters: {name}={given[name]!r} holds for all of them: set it beside the list")
+        kind = _kind(given.get("method", "draft_model" if "model" in given else "corpus" if "corpus" in given else "ngram"))
+        if kind in ("none", "hybrid", *VLLM_METHODS):
+            raise ConfigError(f"drafters: {kind!r} cannot be one of several: leave it out")
+        shared = {name: getattr(self, name) for name, owners in _OWNERS.items() if kind in owners}
+        shared["num_speculative_tokens"] = self.num_speculative_tokens
+        return SpeculativeConfig.from_dict({**{name: value for name, value in shared.items() if value is not None}, **given})
 
     def _settle_ngram(self) -> None:
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
@@ -225,7 +280,9 @@ class SpeculativeConfig:
             self._put("num_prediction_tokens", given or DEFAULT_PREDICTION_DRAFTS)
         else:
             integer("num_prediction_tokens", self.num_prediction_tokens, 1, MAX_DRAFTS)
-        if given is None:
+        if given is None and self.method == "hybrid":
+            self._put("num_speculative_tokens", max(each.num_speculative_tokens or 0 for each in self.drafters))  # type: ignore[union-attr]
+        elif given is None:
             defaults = {
                 "none": 0,
                 "suffix": DEFAULT_SUFFIX_DRAFTS,
@@ -274,13 +331,38 @@ class SpeculativeConfig:
         """The start-up line: what runs."""
         if self.method == "none":
             return "speculation: off"
+        length = f"up to k={self.num_speculative_tokens}{'' if self.adaptive else ' (not adaptive)'}"
+        return f"speculation: {self._what()}, {length}, verify={self.verify or 'rejection (match for requests with a seed)'}"
+
+    def _what(self) -> str:
+        if self.method == "hybrid":
+            return "the best of " + ", ".join(each._what() for each in self.drafters)  # type: ignore[union-attr]
         details = {
             "draft_model": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "head": f" {self.model}{f' in {self.quantization}' if self.quantization else ''}",
             "ngram": f" (match {self.prompt_lookup_max}..{self.prompt_lookup_min})",
             "corpus": f" {self.corpus}",
+            "quantised": f" {self.quantization}, the target's own weights",
             "suffix": " (shared between requests)" if self.shared else "",
         }
-        what = f"{self.method}{details.get(str(self.method), '')}"
-        length = f"up to k={self.num_speculative_tokens}{'' if self.adaptive else ' (not adaptive)'}"
-        return f"speculation: {what}, {length}, verify={self.verify or 'rejection (match for requests with a seed)'}"
+        return f"{self.method}{details.get(str(self.method), '')}"
+
+
+def _kind(method: object) -> str:
+    """The method, or "foreign" for every drafter of others."""
+    return method if isinstance(method, str) and method in (*METHODS, *VLLM_METHODS) else "foreign"
+
+
+def drafter_of(text: str) -> dict[str, str]:
+    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model."""
+    kind, colon, rest = text.partition(":")
+    if kind == "corpus" and colon:
+        return {"method": "corpus", "corpus": rest}
+    if kind in ("quantised", "quantized") and colon:
+        return {"method": "quantised", "quantization": rest}
+    name = text.strip().strip("[]").replace("-", "_").lower()
+    if name in METHODS:
+        return {"method": name}
+    if name == "quantized":
+        return {"method": "quantised"}
+    return {"method": text} if foreign_method(text) else {"model": text}

@@ -6,6 +6,7 @@ A `Sequence` holds committed tokens only. Drafts live in a `Proposal` for the le
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class Sequence:
     prediction: tuple[int, ...] = ()  # what the client expects the output to be
     computed: int = 0
     table: list[int] = field(default_factory=list)  # block ids, owned by core/blocks.py
+    local: list[int] = field(default_factory=list)  # block ids of layers that see a window only, owned by core/window.py
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks already offered for sharing
     salt: bytes = b""  # enters the hashes: the cache is shared among sequences of one salt only
     cached: int = 0  # prompt tokens whose KV came from the prefix cache at first admission
@@ -100,5 +102,5 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     probs: Any = None
-    predicted: bool = False  # taken from the prediction of the request
-    forced: bool = False  # what the grammar leaves no choice about
+    odds: Seq[float] = ()  # by the drafter's own law, one for each token; () when it does not say
+    source: str = ""  # the name of the drafter; "grammar" for what the grammar of the request leaves no choice about

@@ -12,9 +12,10 @@ from headstart.draft.base import DraftContext, Drafter
 
 def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     """The drafter of `spec.method`. Raises ModelError when its parts cannot be used with this target."""
-    if spec.method in METHODS:
-        return import_module(f"headstart.draft.{spec.method}").build(spec, context)
-    return _build_foreign(spec, context)
+    own = spec.method in METHODS
+    drafter: Drafter = import_module(f"headstart.draft.{spec.method}").build(spec, context) if own else _build_foreign(spec, context)
+    drafter.name = str(spec.method)
+    return drafter
 
 
 def _build_foreign(spec: SpeculativeConfig, context: DraftContext) -> Drafter:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headstart.core.errors import ModelError
 from headstart.core.speculation import SpeculativeConfig
-from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.core.types import Chunk, Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 from headstart.draft.suffix import SuffixDrafter
 from headstart.lookup.corpus import Corpus
@@ -25,10 +25,6 @@ class CorpusDrafter(LookupDrafter):
 
     def __init__(self, corpus: Corpus, own: SuffixDrafter) -> None:
         self.corpus, self.own = corpus, own
-
-    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        self.own.begin_step()
-        return super().propose(chunks)
 
     def lookup(self, seq: Sequence, k: int) -> list[int]:
         own = self.own.longest(seq)

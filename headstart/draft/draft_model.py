@@ -1,13 +1,17 @@
-"""A smaller model with the target's vocabulary drafts, sampling from its warped law and reporting it.
+"""A smaller model drafts, sampling from its warped law and reporting it. Its vocabulary is the target's, or is translated.
 
 It shares the target's block tables and keeps KV tensors of its own. One number per sequence says how many committed
 tokens its KV covers; what is missing is fed before drafting: one token normally, two after a full acceptance (it never
 saw its own last draft nor the bonus), the whole text at first, after steps without drafts, and after preemption.
+
+It may stop by itself where one more draft would not pay, as far as its probabilities of those it drew tell. It asks before it
+draws the next one: a draft that is drawn is proposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,18 +22,31 @@ from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft import head
 from headstart.draft.base import DraftContext, Drafter
 from headstart.models.head import is_head
-from headstart.ops.draw import draw
+from headstart.ops.draw import draw, sureness
 from headstart.ops.shaping import shape
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
 from headstart.runtime.runner import Feed, Model, Runner
 from headstart.runtime.tokenizer import first_difference, load_tokenizer
 
-_ADVICE = "use a draft with the target's tokenizer, or method='ngram'"
+
+@dataclass
+class Draft:
+    """A draft in the making, in the ids of the model: `drawn` after `text`, whose keys and values go through `table`."""
+
+    seq: Sequence
+    text: Seq[int]
+    table: Seq[int]
+    most: int
+    drawn: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)  # of all of them or of none
+    odds: list[float] = field(default_factory=list)  # how sure the model was of each
 
 
 class ModelDrafter(Drafter):
     """Invariant: between steps, the draft's KV of a sequence holds exactly its first `covered[seq.id]` committed tokens."""
+
+    asks = True
 
     def __init__(self, model: Model, vocab: int, max_len: int, max_rows: int, temperature: float | None) -> None:
         self.model, self.vocab, self.max_len, self.max_rows, self.temperature = model, vocab, max_len, max_rows, temperature
@@ -39,50 +56,93 @@ class ModelDrafter(Drafter):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.runner = Runner(self.model, num_blocks, block_size, self.vocab, self.max_len)
 
-    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        proposals = [Proposal() for _ in chunks]
-        # A sequence that would outgrow the draft's own context is left alone; the others go on.
-        active = [(c, p) for c, p in zip(chunks, proposals, strict=True) if c.k > 0 and len(c.seq.tokens) + c.k - 1 <= self.max_len]
-        laws: dict[int, list[Tensor]] = {}
-        fresh = self._catch_up([c.seq for c, _ in active]) if active else []
-        step = 0
-        while active:
-            for (chunk, proposal), logits in zip(active, fresh, strict=True):
-                token, q = draw(shape(logits, chunk.seq, proposal.tokens), chunk.seq, len(proposal.tokens), self.temperature)
-                proposal.tokens.append(token)
-                if q is not None:
-                    laws.setdefault(chunk.seq.id, []).append(q)
-            step += 1
-            active = [(c, p) for c, p in active if c.k > step]
-            if active:
-                feeds = [Feed(p.tokens[-1:], len(c.seq.tokens) + step - 1, c.seq.table, 1) for c, p in active]
-                fresh = self.runner.forward(feeds)
-                for c, _ in active:
-                    self.covered[c.seq.id] = len(c.seq.tokens) + step
-        for chunk, proposal in zip(chunks, proposals, strict=True):
-            if chunk.seq.id in laws:
-                proposal.probs = torch.cat(laws[chunk.seq.id])
-        return proposals
+    def serves(self, seq: Sequence) -> bool:
+        return len(self.text(seq)) <= self.max_len  # the draft's own context
 
-    def _catch_up(self, seqs: Seq[Sequence]) -> list[Tensor]:
+    # What stands between a sequence and the model; another vocabulary, or another cache, is another answer to these.
+
+    def text(self, seq: Sequence) -> Seq[int]:
+        """The committed text in the ids of the model."""
+        return seq.tokens
+
+    def table(self, seq: Sequence, slots: int) -> Seq[int] | None:
+        """Blocks for that many tokens of it; None if there are none."""
+        return seq.table
+
+    def start(self, seq: Sequence) -> int:
+        """How many tokens of the text the model's KV covers."""
+        return self.covered.get(seq.id, 0)
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        drafts = [self._begin(c) for c in chunks]
+        active = [d for d in drafts if d is not None]
+        fresh = self._catch_up(active) if active else []
+        while active:
+            active = [d for d, logits in zip(active, fresh, strict=True) if self._goes_on(d, logits)]
+            if active:
+                fresh = self.runner.forward([self._feed(d, d.drawn[-1:], len(d.text) + len(d.drawn) - 1, 1) for d in active])
+                for d in active:
+                    self.covered[d.seq.id] = len(d.text) + len(d.drawn)
+        return [Proposal() if d is None or not d.drawn else self.proposal(d) for d in drafts]
+
+    def proposal(self, draft: Draft) -> Proposal:
+        """What the target is to judge."""
+        return Proposal(draft.drawn, torch.cat(draft.laws) if draft.laws else None, odds=draft.odds)
+
+    def _begin(self, chunk: Chunk) -> Draft | None:
+        """Nothing is drafted beyond the draft's own context."""
+        text = self.text(chunk.seq)
+        most = min(chunk.k, self.max_len - len(text) + 1)
+        table = self.table(chunk.seq, len(text) + most - 1) if most > 0 else None
+        return None if table is None else Draft(chunk.seq, text, table, most)
+
+    def _catch_up(self, drafts: Seq[Draft]) -> list[Tensor]:
         """Feed every committed token the draft's KV lacks, in passes of at most `max_rows`; the last logits of each."""
         last: dict[int, Tensor] = {}
-        while len(last) < len(seqs):
+        while len(last) < len(drafts):
             rows, feeds, fed = self.max_rows, [], []
-            for seq in seqs:
-                if seq.id in last or rows == 0:
+            for d in drafts:
+                if d.seq.id in last or rows == 0:
                     continue
-                start = self.covered.get(seq.id, 0)
-                tokens = seq.tokens[start : start + rows]
-                done = start + len(tokens) == len(seq.tokens)
-                feeds.append(Feed(tokens, start, seq.table, int(done)))
-                fed.append((seq, start + len(tokens), done))
+                start = self.start(d.seq)
+                tokens = d.text[start : start + rows]
+                done = start + len(tokens) == len(d.text)
+                feeds.append(self._feed(d, tokens, start, int(done)))
+                fed.append((d.seq.id, start + len(tokens), done))
                 rows -= len(tokens)
-            for (seq, covered, done), logits in zip(fed, self.runner.forward(feeds), strict=True):
-                self.covered[seq.id] = covered
+            for (ident, covered, done), logits in zip(fed, self.runner.forward(feeds), strict=True):
+                self.covered[ident] = covered
                 if done:
-                    last[seq.id] = logits
-        return [last[seq.id] for seq in seqs]
+                    last[ident] = logits
+        return [last[d.seq.id] for d in drafts]
+
+    @staticmethod
+    def _feed(draft: Draft, tokens: Seq[int], start: int, logits: int) -> Feed:
+        return Feed(tokens, start, draft.table, logits, local=draft.seq.local)
+
+    def _goes_on(self, draft: Draft, logits: Tensor) -> bool:
+        """Draw one more; whether another one is to follow."""
+        if not self.draw(draft, logits) or len(draft.drawn) == draft.most:
+            return False
+        return self.pays is None or self.pays(draft.seq, draft.odds)
+
+    def draw(self, draft: Draft, logits: Tensor) -> bool:
+        """Draw the next token from the logits [1, V] after those drawn before; False if there is none to draw."""
+        logits = shape(logits, draft.seq, draft.drawn)
+        token, q = draw(logits, draft.seq, len(draft.drawn), self.temperature)
+        self.take(draft, token, q, logits)
+        return True
+
+    def take(self, draft: Draft, token: int, q: Tensor | None, logits: Tensor) -> None:
+        """One more token of a draft, with the law it was drawn from."""
+        draft.drawn.append(token)
+        if q is not None:
+            draft.laws.append(q)
+        if self.pays is not None:
+            draft.odds.append(sureness(logits, q))
+
+    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor:
+        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.
@@ -95,7 +155,7 @@ class ModelDrafter(Drafter):
 
 
 def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
-    """Load the draft and check that its ids mean what the target's mean. Raises ModelError."""
+    """Load the draft; where its ids mean something else than the target's, they are translated. Raises ModelError."""
     assert spec.model is not None
     checkpoint = open_checkpoint(spec.model, spec.revision, context.hf_token)
     if is_head(checkpoint.config):
@@ -103,13 +163,13 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     for line in checkpoint.notes:
         context.note(f"draft {line}")
     rows = checkpoint.config.get("vocab_size", 0)
-    if context.tokenizer is not None:
-        difference = first_difference(context.tokenizer, load_tokenizer(checkpoint))
-        if difference:
-            raise ModelError(
-                f"draft {spec.model!r} has another vocabulary: {difference}; use a draft with the target's tokenizer, or ngram"
-            )
-    if rows < context.vocab:
+    own = load_tokenizer(checkpoint) if context.tokenizer is not None else None
+    difference = None if own is None else first_difference(context.tokenizer, own)
+    if difference and spec.use_heterogeneous_vocab is False:
+        raise ModelError(
+            f"draft {spec.model!r} has another vocabulary: {difference}; leave use_heterogeneous_vocab=False out to have it translated"
+        )
+    if not difference and rows < context.vocab:
         raise ModelError(
             f"draft {spec.model!r} has {rows} vocabulary rows, the target {context.vocab} ids: use a draft with the target's tokenizer"
         )
@@ -117,4 +177,9 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     if model.parameters > context.target_parameters:
         context.note(f"warning: the draft has {model.parameters:,} weights, the target {context.target_parameters:,}: are they swapped?")
     max_len = min(model.config.max_len, spec.max_model_len or model.config.max_len)
+    if difference:
+        from headstart.draft.translated import translated
+
+        context.note(f"draft {spec.model}: another vocabulary ({difference})")
+        return translated(model, own, context, max_len, spec.draft_temperature)
     return ModelDrafter(model, context.vocab, max_len, context.max_rows, spec.draft_temperature)

@@ -12,6 +12,7 @@ from torch import Tensor
 from headstart.core.errors import first_line
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
+from headstart.runtime.runner import Runner
 
 log = logging.getLogger("headstart")
 
@@ -21,11 +22,22 @@ class Guard(Drafter):
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab = drafter, vocab
+        self.name, self.free, self.asks, self.prior = drafter.name, drafter.free, drafter.asks, drafter.prior
         self.kv_bytes_per_token, self.hidden_layers = drafter.kv_bytes_per_token, drafter.hidden_layers
         self.warned: set[str] = set()
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.drafter.allocate(num_blocks, block_size)
+
+    def attach(self, target: Runner) -> None:
+        self.drafter.attach(target)
+
+    def serves(self, seq: Sequence) -> bool:
+        try:
+            return bool(self.drafter.serves(seq))
+        except Exception as e:
+            self._warn("it is not asked", e)
+            return False
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         try:
@@ -48,7 +60,8 @@ class Guard(Drafter):
         except Exception as e:
             self._warn("such steps run without drafts", e)
             return Proposal()
-        return Proposal(tokens, self._law(tokens, proposal.probs))
+        odds = proposal.odds if len(proposal.odds) == len(tokens) else ()
+        return Proposal(tokens, self._law(tokens, proposal.probs), odds=odds)
 
     def _law(self, tokens: list[int], probs: Any) -> Any:
         """The reported law if it can be one, else None: a draft judged as a point mass is lossless whatever chose it."""

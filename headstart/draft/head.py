@@ -21,8 +21,7 @@ from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import DraftContext, Drafter
 from headstart.models.head import is_head, read_head_config
 from headstart.ops.attention import Batch, KVCache
-from headstart.ops.draw import draw
-from headstart.ops.shaping import shape
+from headstart.ops.draw import draw_within, sureness
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_head
 from headstart.runtime.runner import Feed, lay_out
@@ -69,6 +68,8 @@ class _Known:
 class HeadDrafter(Drafter):
     """Invariant: between steps, what is known of a sequence is about committed tokens only, in adjacent positions."""
 
+    asks = True
+
     def __init__(self, model: HeadModel, vocab: int, max_len: int, max_rows: int, temperature: float | None) -> None:
         self.model, self.vocab, self.max_len, self.max_rows, self.temperature = model, vocab, max_len, max_rows, temperature
         self.kv_bytes_per_token, self.hidden_layers = model.kv_bytes_per_token, model.taps
@@ -110,14 +111,17 @@ class HeadDrafter(Drafter):
         while active:
             going = []
             for (chunk, proposal), (logits, state) in zip(active, fresh, strict=True):
-                drawn = self._draw(chunk.seq, logits, proposal.tokens)
+                seq = chunk.seq
+                drawn = draw_within(logits, self.model.ids, self.vocab, seq, proposal.tokens, self.temperature)
                 if drawn is None:
                     continue
                 token, q = drawn
                 proposal.tokens.append(token)
                 if q is not None:
-                    laws.setdefault(chunk.seq.id, []).append(q)
-                if chunk.k > step + 1:
+                    laws.setdefault(seq.id, []).append(q)
+                if self.pays is not None:
+                    proposal.odds = [*proposal.odds, sureness(logits, q)]
+                if chunk.k > step + 1 and (self.pays is None or self.pays(seq, proposal.odds)):
                     going.append((chunk, proposal, state))
             step += 1
             active = [(c, p) for c, p, _ in going]
@@ -129,14 +133,14 @@ class HeadDrafter(Drafter):
                 proposal.probs = torch.cat(laws[chunk.seq.id])
         return proposals
 
+    def serves(self, seq: Sequence) -> bool:
+        """Whether all but the last token have states, so that the head can go on from there."""
+        known = self.known.get(seq.id)
+        return known is not None and known.covered < known.end == len(seq.tokens) - 1 == seq.computed
+
     def _ready(self, chunk: Chunk) -> bool:
-        """Whether all but the last token have states, so that the head can go on from there, within its own context."""
-        seq, known = chunk.seq, self.known.get(chunk.seq.id)
-        return (
-            known is not None
-            and known.covered < known.end == len(seq.tokens) - 1 == seq.computed
-            and len(seq.tokens) + chunk.k - 2 <= self.max_len
-        )
+        """The same, and within its own context."""
+        return self.serves(chunk.seq) and len(chunk.seq.tokens) + chunk.k - 2 <= self.max_len
 
     def _catch_up(self, seqs: Seq[Sequence]) -> list[tuple[Tensor, Tensor]]:
         """Feed every waiting state; the last logits and state of each sequence."""
@@ -171,19 +175,6 @@ class HeadDrafter(Drafter):
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         return list(zip(logits.split(1), after.split(1), strict=True))
-
-    def _draw(self, seq: Sequence, logits: Tensor, drafts: list[int]) -> tuple[int, Tensor | None] | None:
-        """The next draft and its law over the target's whole vocabulary; None where the options leave the head nothing to say."""
-        ids = self.model.ids
-        if seq.params.shapes:
-            whole = logits.new_full((1, self.vocab), float("-inf"))
-            whole[0, ids] = logits[0]
-            shaped = shape(whole, seq, drafts)
-            if not bool(torch.isfinite(shaped.amax())):
-                return None
-            return draw(shaped, seq, len(drafts), self.temperature)
-        token, q = draw(logits, seq, len(drafts), self.temperature, ids)
-        return token, None if q is None else q.new_zeros(1, self.vocab).index_copy_(1, ids, q)
 
 
 def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:

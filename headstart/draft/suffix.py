@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from headstart.core.speculation import SpeculativeConfig
-from headstart.core.types import Chunk, Proposal, Sequence
+from headstart.core.types import Chunk, Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
 from headstart.lookup.automaton import Match, SuffixAutomaton
 from headstart.lookup.pool import Pool, Reader
 
-# Tokens indexed in one step beyond those its pass fed: two milliseconds. A prompt is indexed as it is prefilled; one that
-# the prefix cache spares the prefill is caught up in the steps after, without drafts until then.
+# Tokens indexed in one step: two to four milliseconds. A prompt is indexed from its prefill on; what is left of it, or spared
+# the prefill by the prefix cache, is caught up in the steps after, without drafts until then.
 _CATCH_UP = 512
 
 
@@ -29,14 +29,6 @@ class SuffixDrafter(LookupDrafter):
         self.readers: dict[int, Reader] = {}
         self.spare = _CATCH_UP
 
-    def begin_step(self) -> None:
-        """Allow this step its share of indexing."""
-        self.spare = _CATCH_UP
-
-    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        self.begin_step()
-        return super().propose(chunks)
-
     def lookup(self, seq: Sequence, k: int) -> list[int]:
         own = self.longest(seq)
         if self.pool is not None:
@@ -48,8 +40,7 @@ class SuffixDrafter(LookupDrafter):
 
     def longest(self, seq: Sequence) -> Match:
         """The longest match in the sequence's own text; none while that is not indexed to its end."""
-        self.spare -= self._learn(seq, max(self.spare, 0))
-        automaton = self.automata[seq.id]
+        automaton = self._learn(seq)
         return automaton.match if automaton.size == len(seq.tokens) else Match(0, 0)
 
     def after(self, seq: Sequence, match: Match, k: int) -> list[int]:
@@ -60,17 +51,20 @@ class SuffixDrafter(LookupDrafter):
         """How many drafts a match of `length` tokens is worth, at most k."""
         return min(k, int(self.factor * length))
 
-    def _learn(self, seq: Sequence, limit: int) -> int:
-        """Index up to `limit` more tokens of a sequence; returns how many."""
+    def _learn(self, seq: Sequence) -> SuffixAutomaton:
+        """Index what a sequence has gained, as far as this step's share goes."""
         automaton = self.automata.setdefault(seq.id, SuffixAutomaton())
-        fresh = seq.tokens[automaton.size : automaton.size + limit]
-        automaton.extend(fresh)
-        return len(fresh)
+        if automaton.size < len(seq.tokens):
+            fresh = seq.tokens[automaton.size : automaton.size + self.spare]
+            automaton.extend(fresh)
+            self.spare -= len(fresh)
+        return automaton
 
     def observe(self, chunks: Seq[Chunk]) -> None:
+        self.spare = _CATCH_UP  # the next step begins here
         for chunk in chunks:
-            if chunk.seq.params.num_speculative_tokens != 0:
-                self._learn(chunk.seq, chunk.count + chunk.k + 1)
+            if chunk.seq.params.num_speculative_tokens != 0 and not chunk.seq.finished:
+                self._learn(chunk.seq)
 
     def forget(self, seq: Sequence) -> None:
         self.automata.pop(seq.id, None)

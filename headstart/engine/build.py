@@ -10,12 +10,14 @@ from headstart import draft
 from headstart.core.blocks import BlockPool
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
-from headstart.core.memory import blocks_of, pool_blocks
+from headstart.core.memory import Blocks, blocks_of, pool_blocks, split_blocks
 from headstart.core.pace import Pace
 from headstart.core.scheduler import Scheduler
+from headstart.core.window import WindowPool, local_blocks_needed
 from headstart.draft.base import DraftContext, Drafter
 from headstart.engine.step import Engine
 from headstart.models.decoder import Decoder
+from headstart.models.hf import HFDecoder
 from headstart.ops.device import free_memory, resolve_device, resolve_dtype, total_memory
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
@@ -33,7 +35,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     checkpoint = open_checkpoint(config.model, config.revision, config.hf_token)
     notes.extend(checkpoint.notes)
     tokenizer = load_tokenizer(checkpoint, config.tokenizer, config.tokenizer_revision, config.hf_token)
-    model = load_model(checkpoint, dtype, device, config.quantization)
+    model = load_model(checkpoint, dtype, device, config.quantization, config.max_model_len)
     vocab = real_vocab(tokenizer, model.config.vocab_size)
     eos = checkpoint.eos_ids or ([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
 
@@ -47,6 +49,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
         target_parameters=model.parameters,
         hf_token=config.hf_token,
         note=notes.append,
+        load_target=lambda quantization: load_model(checkpoint, dtype, device, quantization),
         target=model,
     )
     drafter = draft.build(spec, context)
@@ -59,14 +62,14 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
 
 
 def assemble(
-    config: EngineConfig, model: Any, drafter: Drafter, blocks: int, max_len: int, vocab: int, tokenizer: Any = None, eos: Any = ()
+    config: EngineConfig, model: Any, drafter: Drafter, blocks: Blocks, max_len: int, vocab: int, tokenizer: Any = None, eos: Any = ()
 ) -> Engine:
     """The engine of a loaded model and drafter, with `blocks` KV blocks between them."""
-    spec = config.speculative
-    drafter.allocate(blocks, config.block_size)
-    pool = BlockPool(blocks, config.block_size, config.enable_prefix_caching)
+    spec, size, share = config.speculative, config.block_size, config.enable_prefix_caching
+    drafter.allocate(blocks.all, size)
+    pool = BlockPool(blocks.all, size, share) if blocks.local is None else WindowPool(blocks.all, size, share, blocks.local, model.window)
     return Engine(
-        Runner(model, blocks, config.block_size, vocab, max_len),
+        Runner(model, blocks.all, size, vocab, max_len, blocks.local),
         drafter,
         pool,
         Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens),
@@ -75,14 +78,16 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
-        pace=Pace(drafter.free) if spec.adaptive else None,
+        pace=Pace() if spec.adaptive else None,
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,
     )
 
 
-def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device: torch.device, notes: list[str]) -> tuple[int, int]:
+def _plan_memory(
+    config: EngineConfig, model: Decoder | HFDecoder, drafter: Drafter, device: torch.device, notes: list[str]
+) -> tuple[Blocks, int]:
     """(KV blocks, context limit). The draft's KV is in the budget. Raises ConfigError when a text would not fit."""
     own = model.config.max_len
     if config.max_model_len is not None and config.max_model_len > own:
@@ -96,15 +101,25 @@ def _plan_memory(config: EngineConfig, model: Decoder, drafter: Drafter, device:
         budget = min(int(config.gpu_memory_utilization * total_memory(device)) - model.weight_bytes, int(0.95 * free_memory(device)))
     else:
         budget = int(0.9 * free_memory(device)) if device.type == "cuda" else min(_CPU_KV_BYTES, free_memory(device) // 2)
-    per_sequence = blocks_of(max_len, config.block_size)
-    blocks = pool_blocks(budget, per_token, config.block_size, max_len, config.max_num_seqs)
-    if blocks < per_sequence:
-        fits = blocks * config.block_size
+    per_sequence, local = blocks_of(max_len, config.block_size), model.local_kv_bytes_per_token
+    local_most = 0 if model.window is None else local_blocks_needed(model.window, config.max_num_batched_tokens, config.block_size)
+    if model.window is None or local_most >= per_sequence:  # no text is so long that blocks would come back
+        blocks = Blocks(pool_blocks(budget, per_token, config.block_size, max_len, config.max_num_seqs))
+    else:
+        blocks = split_blocks(budget, per_token - local, local, config.block_size, max_len, local_most, config.max_num_seqs)
+    if blocks.all < per_sequence:
+        fits = blocks.all * config.block_size
         if config.max_model_len is not None or fits < 2:
+            needed = _needed(per_sequence, local_most, per_token, local) * config.block_size
             raise ConfigError(
                 f"KV memory of {budget / 2**20:.0f} MiB holds {fits} tokens, max_model_len={max_len} needs "
-                f"{per_sequence * config.block_size * per_token / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
+                f"{needed / 2**20:.0f} MiB: raise kv_cache_memory or lower max_model_len"
             )
         notes.append(f"context limited to {fits} of {own} tokens: that is what {budget / 2**20:.0f} MiB of KV hold")
         max_len = fits
     return blocks, max_len
+
+
+def _needed(blocks: int, local_most: int, per_token: int, local: int) -> int:
+    """Bytes for each slot of a block that one sequence of `blocks` blocks needs."""
+    return blocks * (per_token - local) + (min(blocks, local_most) if local_most else blocks) * local

@@ -29,6 +29,7 @@ class Completion:
         self.seq = seq
         self.pieces: list[str] = []
         self.origins: list[str] = []
+        self.drafters: list[str | None] = []
         self.stats = SpeculativeStats(num_spec_tokens)
         self.stops: tuple[str, ...] = tuple(seq.params.stop or ())
         self._tail = ""  # the end of the text, long enough for a stop string
@@ -39,11 +40,12 @@ class Completion:
         speaks = tokenizer is not None and seq.params.detokenize
         self._text = Detokenizer(tokenizer, seq.tokens, seq.params.skip_special_tokens) if speaks else None
 
-    def push(self, token: int, origin: str) -> bool:
-        """Commit one token; True when it ends the sequence, at the same place with and without drafts."""
+    def push(self, token: int, origin: str, drafter: str | None = None) -> bool:
+        """Commit one token, a draft of `drafter`; True when it ends the sequence, at the same place with and without drafts."""
         seq = self.seq
         seq.tokens.append(token)
         self.origins.append(origin)
+        self.drafters.append(drafter)
         end = stop_at(seq)
         by_id = end is not None and end[0] == "stop"
         piece = ""
@@ -105,6 +107,7 @@ class Completion:
             spec_decode_metrics=metrics if s.num_spec_tokens else None,
             token_texts=pieces,
             origins=list(self.origins),
+            drafters=list(self.drafters),
             traces=None if self.traces is None else list(self.traces),
         )
 
@@ -131,8 +134,7 @@ class Request:
         """The request as the user sees it now."""
         metrics, stats = self.metrics, SpeculativeStats(max(c.stats.num_spec_tokens for c in self.completions))
         for c in self.completions:
-            stats.per_step_drafted += c.stats.per_step_drafted
-            stats.per_step_accepted += c.stats.per_step_accepted
+            stats.include(c.stats)
         metrics.speculative_decoding = stats
         metrics.num_preemptions = sum(c.seq.preemptions for c in self.completions)
         return RequestOutput(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headstart.core import rand
 from headstart.core.blocks import BlockPool
-from headstart.core.errors import ConfigError
+from headstart.core.errors import ConfigError, nearest
 from headstart.core.outputs import Logprob
 from headstart.core.pace import Pace
 from headstart.core.params import SamplingParams
@@ -31,6 +31,7 @@ from headstart.core.speculation import verify_rule
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
 from headstart.draft.guard import Guard
+from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.prediction import PredictionDrafter
 from headstart.engine.clock import StepClock
 from headstart.engine.request import Completion, Request
@@ -164,6 +165,11 @@ class Engine:
                 raise ConfigError(f"{name}={wanted} is above max_logprobs={self.max_logprobs}: load the model with a larger max_logprobs")
         if params.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer: use stop_token_ids")
+        names = [m.name for m in self.drafter.members]
+        if params.drafter is not None and params.drafter not in names:
+            raise ConfigError(f"drafter={params.drafter!r} is not one of those configured: {nearest(params.drafter, names)}")
+        if params.drafter == "prediction" and params.prediction is None:
+            raise ConfigError("drafter='prediction' needs a prediction: give the answer you expect")
         if self.drafts == 0 and params.num_speculative_tokens and params.prediction is None:
             raise ConfigError(
                 f"num_speculative_tokens={params.num_speculative_tokens} but nothing drafts: "
@@ -212,9 +218,15 @@ class Engine:
         with self.lock:
             if self.has_work:  # a drafter knows the sequences it has seen, another one does not
                 raise ConfigError("the drafter can be changed between requests only: finish or abort those that run")
-            # A prediction may stand in front of any drafter; a guard stands behind it, since drafters may be anybody's.
-            self.drafter: Drafter = PredictionDrafter(Guard(drafter, self.target.vocab), drafts)
-            self.drafts, self.rule, self.pace = drafts, rule, pace
+            members = [Member("prediction", PredictionDrafter(), self.prediction_drafts or drafts)]  # any request may bring one
+            if isinstance(drafter, HybridDrafter):
+                members += drafter.members
+            elif drafts and drafter.name != "prediction":
+                members.append(Member(drafter.name, drafter, drafts))
+            # A guard stands before all of them, since they may be anybody's.
+            self.drafter = HybridDrafter([replace(m, drafter=Guard(m.drafter, self.target.vocab)) for m in members], pace)
+            self.drafter.attach(self.target)
+            self.drafts, self.rule = drafts, rule
 
     def recover(self) -> None:
         """After a step that raised: take out what has ended, send the rest back to waiting; their KV is made anew."""
@@ -233,10 +245,15 @@ class Engine:
     def draft_length(self, seq: Sequence) -> int:
         """How many drafts a sequence would like next. May depend on anything but the tokens that would be drafted."""
         most = min(self._draft_count(seq.params), max(0, seq.remaining - 1))
+        if most == 0:
+            return 0
         forced = len(seq.grammar.forced(most)) if seq.grammar is not None else 0
-        if self.pace is None or forced:  # what is forced stands, and a pass of many rows is cheaper than as many passes
-            return forced or most
-        return self.pace.choose(seq.id, most, "prediction" if seq.prediction else "")
+        if forced:  # what is forced stands, and a pass of many rows is cheaper than as many passes
+            return forced
+        self.clock.lap("other")
+        k = self.drafter.length(seq, most)
+        self.clock.lap("draft")
+        return k
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -244,6 +261,7 @@ class Engine:
         """Run one pass and commit it. Returns the requests that got tokens or ended, in order of arrival."""
         with self.lock:
             self.clock.start()
+            drafted_before = self.clock.seconds["draft"]
             chunks, preempted = self.scheduler.plan(self.draft_length)
             for seq in preempted:
                 self.drafter.forget(seq)
@@ -252,12 +270,10 @@ class Engine:
             self._mark_scheduled(chunks)
             self.clock.lap("other")
             proposals = self._propose(chunks)
-            drafting = self.clock.lap("draft")
+            self.clock.lap("draft")
+            drafting = self.clock.seconds["draft"] - drafted_before
             self.clock.drafts += sum(len(p.tokens) for p in proposals)
-            feeds = [
-                Feed(c.seq.tokens[c.seq.computed : c.seq.computed + c.count] + p.tokens, c.seq.computed, c.seq.table, self._rows(c, p))
-                for c, p in zip(chunks, proposals, strict=True)
-            ]
+            feeds = [self._feed(c, p) for c, p in zip(chunks, proposals, strict=True)]
             if self.drafter.hidden_layers:
                 logits, states = self.target.forward_with_states(feeds, self.drafter.hidden_layers)
                 self.drafter.see(chunks, states)
@@ -273,7 +289,7 @@ class Engine:
                     rows = rows[chunk.count - 1 :]
                 if not chunk.samples:
                     seq.computed += chunk.count
-                    self.pool.publish(seq)
+                    self.pool.settle(seq)
                     continue
                 touched[request.id] = request
                 try:
@@ -290,22 +306,16 @@ class Engine:
                 if chunk.seq.finished:
                     self._retire(chunk.seq)
             self.clock.lap("other")
-            if self.pace is not None:
-                self._keep_pace(self.pace, chunks, proposals, drafting)
+            if all(c.samples and c.count == 1 for c in chunks):  # a step with prefill says nothing about decoding
+                fed = len(chunks) + sum(len(p.tokens) for p in proposals)
+                self.drafter.pace.pass_took(fed, len(chunks), self.clock.step_seconds - drafting)
+            self.drafter.pace.end_step()
             return list(touched.values())
 
-    def _keep_pace(self, pace: Pace, chunks: list[Chunk], proposals: list[Proposal], drafting: float) -> None:
-        """Tell the pace what this step took. A step with prefill says nothing about decoding."""
-        if all(c.samples and c.count == 1 for c in chunks):
-            pace.drafting_took(max(len(p.tokens) for p in proposals), drafting)
-            pace.pass_took(sum(1 + len(p.tokens) for p in proposals), len(chunks), self.clock.step_seconds - drafting)
-        if not pace.free:
-            return
-        # Free drafts of sequences that wait are made all the same, and compared with what comes: no pass has to judge them.
-        waiting = [c.seq for c in chunks if c.k == 0 and not c.seq.finished and pace.unwatched(c.seq.id)]
-        trials = [Chunk(seq, 1, k) for seq in waiting if (k := self._draft_count(seq.params))]
-        for trial, proposal in zip(trials, self.drafter.propose(trials) if trials else [], strict=True):
-            pace.watch(trial.seq.id, len(trial.seq.tokens), proposal.tokens)
+    def _feed(self, chunk: Chunk, proposal: Proposal) -> Feed:
+        seq = chunk.seq
+        fed = seq.tokens[seq.computed : seq.computed + chunk.count] + proposal.tokens
+        return Feed(fed, seq.computed, seq.table, self._rows(chunk, proposal), local=seq.local)
 
     @staticmethod
     def _rows(chunk: Chunk, proposal: Proposal) -> int:
@@ -327,7 +337,7 @@ class Engine:
     def _forced(chunk: Chunk) -> Proposal:
         """What the grammar leaves no choice about is drafted without asking the drafter."""
         grammar = chunk.seq.grammar
-        return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [], forced=True)
+        return Proposal(grammar.forced(chunk.k) if grammar is not None and chunk.k else [], source="grammar")
 
     @staticmethod
     def _lawful(chunk: Chunk, proposal: Proposal) -> Proposal:
@@ -346,7 +356,7 @@ class Engine:
         traces = None if completion.traces is None else trace(rows, seq, proposal, accepted, tail, self._text)
         kept, ended = 0, False
         for token in proposal.tokens[:accepted]:
-            ended = completion.push(token, "draft")
+            ended = completion.push(token, "draft", proposal.source)
             kept += 1
             if ended:
                 break
@@ -364,19 +374,16 @@ class Engine:
                 seq.grammar.commit(new)
             except ValueError as e:
                 self._fail(request, seq, str(e))
-        completion.stats.add(drafted, kept)
-        if self.pace is not None:
-            if not proposal.forced:
-                self.pace.observe(seq.id, drafted, kept)
-            self.pace.compare(seq.id, seq.tokens)
-        if proposal.predicted:
+        if drafted:
+            completion.stats.add(drafted, kept, proposal.source)
+            self.drafter.judged(seq, proposal, drafted, kept)
+        if proposal.source == "prediction":
             request.metrics.count_prediction(kept, drafted - kept)
         request.metrics.num_passes += 1
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = time.monotonic()
         seq.computed = len(seq.tokens) - 1  # the rollback: what lies beyond is unreachable and will be overwritten
-        self.pool.publish(seq)
-        self.pool.trim(seq.table, len(seq.tokens))
+        self.pool.settle(seq)
 
     def _fail(self, request: Request, seq: Sequence, words: str) -> None:
         """End one sequence with an error; unless its text has ended anyway."""
@@ -413,8 +420,6 @@ class Engine:
         """Take an ended sequence out and give everything back."""
         self.scheduler.remove(seq)
         self.drafter.forget(seq)
-        if self.pace is not None:
-            self.pace.forget(seq.id)
         request, _ = self.owner.pop(seq.id)
         if request.finished:
             request.metrics.finished_time = time.monotonic()

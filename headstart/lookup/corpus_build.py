@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,37 @@ def create(folder: Path, tokenizer: str, fingerprint: str, vocab: int, documents
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ModelError(f"{folder} cannot be made ({e.strerror}): choose another --out") from None
-    if any(p.suffix not in (".ids", ".order", ".part") for p in folder.iterdir()):
-        raise ModelError(f"{folder} holds other files: choose a new folder for the index")
-    return _append(folder, manifest, documents)
+    with _writing(folder):
+        if any(p.suffix not in (".ids", ".order", ".part") for p in folder.iterdir()):
+            raise ModelError(f"{folder} holds other files: choose a new folder for the index")
+        return _append(folder, manifest, documents)
 
 
 def extend(folder: Path, documents: Iterable[Sequence[int]]) -> Manifest:
     """Add documents to an index. Raises ModelError."""
-    return _append(folder, read_manifest(folder), documents)
+    read_manifest(folder)  # nothing is locked that is no index
+    with _writing(folder):
+        return _append(folder, read_manifest(folder), documents)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Be the only one who writes into a folder; the system ends the lock with the process. Raises ModelError."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: whoever writes there must take care alone
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ModelError(f"{folder} is being written by another headstart index: try again when that has ended") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _append(folder: Path, manifest: Manifest, documents: Iterable[Sequence[int]]) -> Manifest:

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
+import torch
 from torch import Tensor
 
 from headstart.core import rand
 from headstart.core.types import Sequence
 from headstart.ops.noise import pick, race
 from headstart.ops.sampling import law
+from headstart.ops.shaping import shape
+
+
+def sureness(logits: Tensor, q: Tensor | None) -> float:
+    """How sure a draft is of its next token, whichever it draws: the largest probability of its law [1, V], or of its logits [1, V]."""
+    if q is not None:
+        return float(q.amax())
+    return float((logits[-1].amax() - logits[-1].logsumexp(-1)).exp())
+
+
+def draw_within(
+    logits: Tensor, ids: Tensor, vocab: int, seq: Sequence, drafts: Seq[int], temperature: float | None
+) -> tuple[int, Tensor | None] | None:
+    """`draw` for a draft that knows only `ids` [N] of the target, rising: logits [1, N], not shaped; the law is over all `vocab` ids.
+
+    None where the options of the sequence leave nothing that it knows.
+    """
+    if seq.params.shapes:
+        whole = logits.new_full((1, vocab), float("-inf"))
+        whole[0, ids] = logits[0]
+        shaped = shape(whole, seq, drafts)
+        return draw(shaped, seq, len(drafts), temperature) if bool(torch.isfinite(shaped.amax())) else None
+    token, q = draw(logits, seq, len(drafts), temperature, ids)
+    return token, None if q is None else q.new_zeros(1, vocab).index_copy_(1, ids, q)
 
 
 def draw(logits: Tensor, seq: Sequence, drafts: int, temperature: float | None, ids: Tensor | None = None) -> tuple[int, Tensor | None]:

@@ -27,6 +27,7 @@ class Grammar:
 
     def __init__(self, matcher: Any, eos_ids: Seq[int]) -> None:
         self.matcher, self.eos_ids = matcher, list(eos_ids)
+        self._forced: list[int] | None = None
 
     def fork(self) -> Grammar:
         """The same grammar for another completion of the request."""
@@ -57,10 +58,13 @@ class Grammar:
 
     def forced(self, limit: int) -> list[int]:
         """Tokens that the grammar leaves no choice about, at most `limit`: drafts that cost nothing."""
-        return [] if self.matcher.is_stopped() else list(self.matcher.compute_ff_tokens()[:limit])
+        if self._forced is None:  # asked for twice a step: how many, and which
+            self._forced = [] if self.matcher.is_stopped() else list(self.matcher.compute_ff_tokens())
+        return self._forced[:limit]
 
     def commit(self, tokens: Seq[int]) -> None:
         """Advance over committed tokens. Raises ValueError when the matcher gives up (a grammar beyond its limits)."""
+        self._forced = None
         for token in tokens:
             if self.matcher.is_stopped() or token in self.eos_ids:
                 return

@@ -25,15 +25,15 @@ def _here(ask: Ask, runs: Fit, batch: int) -> str:
         return f"not here yet: {unknown[0]} models (there are {', '.join(FAMILIES)})"
     if runs.devices > 1:
         return "not here: the native engine runs on one device"
-    if ask.dtype not in ("float32", "float16", "bfloat16"):
-        return f"not here: {ask.dtype} weights are not computed with"
-    if ask.kv_dtype != ask.dtype:
-        return f"not here: keys and values are kept in the dtype of the weights, not in {ask.kv_dtype}"
+    computed = ask.kv_dtype if ask.dtype in ("int8", "int4") else ask.dtype
+    if computed != ask.kv_dtype or computed not in ("float32", "float16", "bfloat16"):
+        return f"not here: keys and values are kept in what is computed in, not {ask.dtype} with {ask.kv_dtype}"
+    quantised = ["--quantization", ask.dtype] if computed != ask.dtype else []
     drafts = ["--draft", ask.draft.name if ask.draft else ask.draft_name, "-k", str(ask.k)] if ask.draft_name else []
     page = sum(bytes_per_token(s.cache, KV_BYTES[ask.kv_dtype]) for s in (ask.target, ask.draft) if s) * ask.block_size
     kv = math.ceil(batch * blocks_of(ask.context, ask.block_size) * page / 2**20)
     return _join(
-        "headstart", "serve", ask.target.name, *drafts, "--dtype", ask.dtype, "--max-model-len", str(ask.context),
+        "headstart", "serve", ask.target.name, *drafts, "--dtype", computed, *quantised, "--max-model-len", str(ask.context),
         "--max-num-seqs", str(batch), "--block-size", str(ask.block_size), "--kv-cache-memory", f"{kv}MiB",
     )  # fmt: skip
 
@@ -41,6 +41,10 @@ def _here(ask: Ask, runs: Fit, batch: int) -> str:
 def _vllm(ask: Ask, runs: Fit, batch: int) -> str:
     if any(s is not None and s.name.endswith(".gguf") for s in (ask.target, ask.draft)):
         return "name the checkpoint that the GGUF file was made from: vLLM computes with that"
+    if ask.dtype in ("int8", "int4"):
+        return (
+            f"name a checkpoint of it that is stored in {ask.dtype} (AWQ, GPTQ, compressed-tensors): vLLM does not quantise to that at load"
+        )
     line = ["vllm", "serve", ask.target.name, "--max-model-len", str(ask.context), "--max-num-seqs", str(batch)]
     if runs.devices > 1:
         line += ["--tensor-parallel-size", str(runs.devices)]

@@ -83,7 +83,7 @@ def notes(ask: Ask) -> list[str]:
     if ask.context > ask.target.max_len:
         raise ConfigError(f"--context {ask.context} is above the model's own {ask.target.max_len}: lower it")
     if ask.dtype == "int4":
-        out.append("int4 weights need a checkpoint that is stored so (AWQ, GPTQ), or a GGUF file where the engine computes with them")
+        out.append("int4 is counted as 4.25 bits a weight, as AWQ and GPTQ store it; here, by --quantization int4, it is 5")
     if ask.target.experts:
         e = ask.target.experts
         out.append(

@@ -38,6 +38,10 @@ class Checkpoint:
     gguf: GGUFFile | None = None
     notes: list[str] = field(default_factory=list)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, from the headers of the files."""
+        return self.gguf.shapes() if self.gguf else _stored_shapes(self.path)
+
     def quantised(self, name: str, kind: str, device: torch.device) -> Weight:
         """A matrix in "int8" or "int4" on the device, as stored where it is stored so; a vector in fp32. Raises ModelError."""
         blocks = self.gguf.blocks(name, kind) if self.gguf is not None else None
@@ -88,7 +92,8 @@ def open_checkpoint(model: str, revision: str | None = None, token: str | None =
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
     note = f"{path.name}: GGUF weights ({file.quantisation}) are dequantised, and what runs is the dequantised model"
-    return Checkpoint(path, file.config(), file.eos_ids(), file.tensor, file.names(), file, [note])
+    config = file.config()
+    return Checkpoint(path, config, _within(file.eos_ids(), config, path), file.tensor, file.names(), file, [note])
 
 
 def _open_safetensors(path: Path) -> Checkpoint:
@@ -142,6 +147,16 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     return where
 
 
+def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(set(_tensor_files(path).values())):
+        with safe_open(file, framework="pt") as f:
+            shapes |= {name: tuple(f.get_slice(name).get_shape()) for name in f.keys()}  # noqa: SIM118 - not a dict
+    return shapes
+
+
 def _inside(file: str) -> bool:
     """Whether a name from an index stays in the checkpoint's folder."""
     path = PurePosixPath(file)
@@ -157,7 +172,15 @@ def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
     ids = eos if isinstance(eos, list) else [eos]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ModelError(f"{path}: eos_token_id={eos!r} in its config must be an id or a list of them")
-    return list(ids)
+    return _within(list(ids), config, path)
+
+
+def _within(eos: list[int], config: dict[str, Any], path: Path) -> list[int]:
+    """The ids, if the vocabulary has them: an end that cannot come would be no end. Raises ModelError."""
+    rows = config.get("vocab_size")
+    if isinstance(rows, int) and (bad := [i for i in eos if not 0 <= i < rows]):
+        raise ModelError(f"{path}: end-of-text id {bad[0]} is not one of its {rows} ids: fetch it again")
+    return eos
 
 
 def _read_json(path: Path) -> dict[str, Any]:

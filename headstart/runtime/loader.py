@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from headstart.core.errors import ModelError, first_line
 from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
-from headstart.models.decoder import Decoder
-from headstart.models.head import Head, HeadConfig
+from headstart.models.decoder import Decoder, ModelConfig
+from headstart.models.head import Head, HeadConfig, is_head
+from headstart.models.hf import HFDecoder
 from headstart.ops.quant import Weight, quantise
 from headstart.ops.quant import embed as embed_rows
 from headstart.runtime.checkpoint import Checkpoint, convert
@@ -27,22 +30,48 @@ _NO_WEIGHTS = ("rotary_emb.inv_freq",)
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> Decoder:
-    """Load the weights, tensor by tensor. Raises ModelError for an architecture or a file that cannot be used.
+def load_model(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, quantization: str | None = None, max_len: int | None = None
+) -> Decoder | HFDecoder:
+    """Load the weights. Raises ModelError for an architecture or a file that cannot be used.
 
+    Families listed in `FAMILIES` run on our own decoder, any other decoder of transformers on its own code.
     quantization: "int8" or "int4" for the matrices (those of the vocabulary always in 8 bits); None for the stored numbers in `dtype`.
+    max_len: the longest text there will be, if it is shorter than the model's context: longrope goes by it.
     """
-    kind = checkpoint.config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ModelError(f"{checkpoint.path}: model_type {kind!r} is not supported yet; supported: {', '.join(FAMILIES)}")
-    if quantised := checkpoint.config.get("quantization_config"):
+    check_loadable(checkpoint)
+    kind = checkpoint.config["model_type"]
+    if kind not in FAMILIES:
+        return HFDecoder(checkpoint.path, dtype, device, quantization)
+    config = FAMILIES[kind].read_config(checkpoint.config)
+    if max_len is not None and max_len < config.max_len:
+        config = replace(config, max_len=max_len)
+    return _load_native(checkpoint, FAMILIES[kind], config, dtype, device, quantization)
+
+
+def check_loadable(checkpoint: Checkpoint) -> None:
+    """Refuse what no model can be made of, whatever its family. Raises ModelError with what to do."""
+    config, path = checkpoint.config, checkpoint.path
+    if is_head(config):
+        verifier = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path") or "its target"
+        raise ModelError(f"{path} is a draft head, not a model: load {verifier} and give this as its draft")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ModelError(f"{path}: model_type is {kind!r}: config.json must name what the model is, such as 'llama'")
+    if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise ModelError(
-            f"{checkpoint.path}: quantization_config ({method}) is not supported for safetensors: use the full checkpoint or a GGUF file"
+            f"{path}: quantization_config ({method}) is not supported; supported are weights in float (quantization='int8' or "
+            "'int4' makes them small at load) and GGUF files"
         )
-    config = FAMILIES[kind].read_config(checkpoint.config)
 
+
+def _load_native(
+    checkpoint: Checkpoint, family: ModuleType, config: ModelConfig, dtype: torch.dtype, device: torch.device, quantization: str | None
+) -> Decoder:
+    """The weights tensor by tensor into our own decoder."""
     parameters = weight_bytes = 0
+    bar = tqdm(total=len(checkpoint.tensor_names), desc="loading", unit="tensor", leave=False, delay=1, disable=None)
     unused = dict.fromkeys(checkpoint.tensor_names)
 
     def source(name: str) -> Weight:
@@ -54,18 +83,19 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
         parameters += weight.numel()
         weight_bytes += weight.nbytes
         unused.pop(name, None)
+        bar.update()
         return weight
 
-    with torch.inference_mode():
+    with bar, torch.inference_mode():
         try:
-            adapt = getattr(FAMILIES[kind], "adapt", None)  # of a family that stores its weights under other names
+            adapt = getattr(family, "adapt", None)  # of a family that stores its weights under other names
             model = Decoder(config, adapt(source, config) if adapt else source, dtype, device)
         except (RuntimeError, IndexError) as e:
             raise ModelError(f"{checkpoint.path}: tensors do not fit config.json ({first_line(e)})") from None
     left = [name for name in unused if not (name.endswith(_NO_WEIGHTS) or (config.tied and name == "lm_head.weight"))]
     if left:
         raise ModelError(
-            f"{checkpoint.path}: {len(left)} tensors that model_type {kind!r} does not use here, first {left[0]!r}: this is another model"
+            f"{checkpoint.path}: {len(left)} tensors that its model_type does not use here, first {left[0]!r}: this is another model"
         )
     model.parameters, model.weight_bytes = parameters, weight_bytes
     return model

@@ -47,7 +47,7 @@ class Feed:
     table: Seq[int]
     logits: int = 0
     first: int = 0
-    local: Seq[int] = ()  # the table of sliding layers, where the runner has blocks of their own for them
+    local: Seq[int] = ()  # the table of layers with a window, where the runner has blocks of their own for them
 
 
 def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
@@ -100,7 +100,7 @@ class Runner:
 
     def __init__(self, model: Model, num_blocks: int, block_size: int, vocab: int, max_len: int, local_blocks: int | None = None) -> None:
         self.model, self.block_size, self.vocab, self.max_len = model, block_size, vocab, max_len
-        self.own_local = local_blocks is not None
+        self.local_blocks = local_blocks
         self.cache = model.new_cache(num_blocks * block_size, None if local_blocks is None else local_blocks * block_size)
 
     @torch.inference_mode()
@@ -123,10 +123,16 @@ class Runner:
         model = self.model
         batch = lay_out(feeds, self.block_size, model.dtype, model.device)
         if (window := model.window) is not None:
-            tables = [f.local if self.own_local else f.table for f in feeds]
+            tables = [self._local(f) for f in feeds]
             firsts = [max(0, f.start - window + 1) for f in feeds]
             batch.local = Layout(*_places(feeds, tables, firsts, self.block_size, model.dtype, model.device, window))
         return batch
+
+    def _local(self, feed: Feed) -> Seq[int]:
+        """Its table of layers with a window. One without (a trial while nothing else runs) goes round and round their blocks."""
+        if self.local_blocks is None:
+            return feed.table
+        return feed.local or [block % self.local_blocks for block in feed.table]
 
     def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
         logits = logits[:, : self.vocab]

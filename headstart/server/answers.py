@@ -111,9 +111,14 @@ def _call(call: ToolCall, index: int | None = None) -> Json:
     return out if index is None else {"index": index, **out}
 
 
+def _origin_of(completion: CompletionOutput, at: int) -> str:
+    drafter = completion.drafters[at]
+    return completion.origins[at] if drafter is None else f"draft:{drafter}"
+
+
 def _origin(completion: CompletionOutput, at: int, text: str) -> Json:
     """Where one token came from and, where that was traced, how it was judged."""
-    entry: Json = {"text": text, "origin": completion.origins[at]}
+    entry: Json = {"text": text, "origin": _origin_of(completion, at)}
     if completion.traces is not None:
         judged = completion.traces[at]
         rejected = [{"text": d.text, "p": d.p, "q": d.q} for d in judged.rejected]
@@ -296,7 +301,7 @@ class Stream:
             if i >= sent.tokens:
                 out.append(_origin(completion, i, new))
             elif new:
-                out.append({"text": new, "origin": completion.origins[i]})
+                out.append({"text": new, "origin": _origin_of(completion, i)})
             if piece:
                 sent.border, sent.border_chars = i, at
             at += len(piece)

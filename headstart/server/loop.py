@@ -265,16 +265,18 @@ class EngineLoop:
 
     def _works(self) -> bool:
         """Whether the model still runs, tried on one token in a block that nobody holds."""
-        engine, table = self.engine, []  # type: Engine, list[int]
-        if not engine.pool.grow(table, 1):
-            return True
+        engine, table, local = self.engine, [], []  # type: Engine, list[int], list[int]
+        held = [(engine.pool, table)] + ([] if engine.pool.local is None else [(engine.pool.local, local)])
         try:
-            engine.target.forward([Feed([0], 0, table, 1)])
+            if not all(pool.grow(blocks, 1) for pool, blocks in held):
+                return True
+            engine.target.forward([Feed([0], 0, table, 1, local=local)])
         except BaseException:
             log.exception("a pass of one token failed too")
             return False
         finally:
-            engine.pool.trim(table, 0)
+            for pool, blocks in held:
+                pool.trim(blocks, 0)
         return True
 
     def _die(self) -> None:

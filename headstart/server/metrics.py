@@ -76,7 +76,7 @@ class Metrics:
         self.running.set(running)
         self.waiting.set(waiting)
         pool = engine.pool
-        usage = 1 - pool.available / max(pool.num_blocks, 1)
+        usage = pool.usage
         self.kv_usage.set(usage)
         queries, hits = pool.queries - self._pool[0], pool.hits - self._pool[1]
         self._pool = (pool.queries, pool.hits)

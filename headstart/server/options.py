@@ -22,7 +22,7 @@ _SAMPLING = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens", "logit_bias", "allowed_token_ids", "num_speculative_tokens", "verify"),
-    "trace_drafts",
+    *("drafter", "trace_drafts"),
 )
 
 
@@ -85,14 +85,10 @@ def sampling(asked: Asked, limits: Limits, **more: Any) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(asked, name, None) for name in _SAMPLING}
     given |= {"structured_outputs": _structured(asked, limits), "prediction": prediction_text(asked), **more}
     given = {name: value for name, value in given.items() if value is not None}
-    supported = {f.name for f in dataclasses.fields(SamplingParams)}
-    for name in given:
-        if name not in supported:
-            raise invalid(f"{name} is not supported by this version: leave it out", name)
     try:
         return SamplingParams(**given)
     except ConfigError as e:
-        raise refused(str(e), supported) from None
+        raise refused(str(e), SamplingParams.__dataclass_fields__) from None
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Service:
         """Take a loaded model and begin to answer."""
         engine = llm.engine
         self.context, self.vocab = engine.target.max_len, engine.target.vocab
+        self.drafters = [member.name for member in engine.drafter.members]
         self.grammars = Grammars(engine.grammars, self.settings.limits.grammar_seconds)
         self.prompter = Prompter(llm.get_tokenizer(), self.settings.limits, self.context)
         self.metrics = Metrics(self.settings.served_name, self.settings.metrics_prefix, self.context)
@@ -124,7 +125,7 @@ class Service:
         def prepare() -> list[Prepared]:
             return [self.prompter.chat(asked)]
 
-        return await self._run(request, asked, form, params, 1, prepare, params.max_tokens)
+        return await self._run(request, asked, form, params, 1, prepare)
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         """`/v1/completions`."""
@@ -146,7 +147,7 @@ class Service:
                 form.echo = [self._decode(ids) if text is None else text for text, ids in made]
             return made
 
-        return await self._run(request, asked, form, params, len(prompts), prepare, params.max_tokens)
+        return await self._run(request, asked, form, params, len(prompts), prepare)
 
     def _form(self, asked: Asked, params: SamplingParams, chat: bool) -> Form:
         options = asked.stream_options or StreamOptions()
@@ -173,7 +174,6 @@ class Service:
         params: SamplingParams,
         prompts: int,
         prepare: Callable[[], list[Prepared]],
-        wanted: int | None,
     ) -> Response:
         """Reserve, prepare, submit, and answer whole or streamed. Whatever happens, what was begun is ended."""
         self.refuse_unless_ready()
@@ -198,7 +198,7 @@ class Service:
             if params.structured_outputs is not None:
                 grammar = await self.grammars.compile(params.structured_outputs, grammar_field(asked))  # type: ignore[arg-type]
             for text, ids in prepared:
-                check_lengths(len(ids), wanted, self.context, params.truncate_prompt_tokens is not None)
+                check_lengths(len(ids), params.max_tokens, self.context, params.truncate_prompt_tokens is not None)
                 salt = self._salt(request, asked)
                 ticket = Ticket(f"{name}-{len(tickets)}", text, ids, params, ready=ready, streams=streams, salt=salt, grammar=grammar)
                 self.loop.submit(ticket)
@@ -330,8 +330,8 @@ class Service:
 
     def model(self) -> dict[str, Any]:
         """The entry of `/v1/models`."""
-        limits = {"max_model_len": self.context} if self.state == "ready" else {}
-        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **limits}
+        more = {"max_model_len": self.context, "drafters": self.drafters} if self.state == "ready" else {}
+        return {"id": self.settings.served_name, "object": "model", "created": self.created, "owned_by": "headstart", **more}
 
 
 def _sound(output: RequestOutput) -> RequestOutput:

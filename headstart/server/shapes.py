@@ -69,6 +69,7 @@ class Asked(BaseModel):
     trace_drafts: bool | None = None
     num_speculative_tokens: int | None = None
     verify: str | None = None
+    drafter: str | None = None
     prediction: dict[str, Any] | None = None
 
 

@@ -72,6 +72,28 @@ def test_compare_says_identical(headstart: Call, tiny: Path, draft: str) -> None
     assert out[:half] == out[half:]  # the text of both, and nothing else
 
 
+def test_several_drafters_are_told_apart(headstart: Call, tiny: Path) -> None:
+    args = (
+        "generate",
+        "-m",
+        tiny,
+        "--draft",
+        f"ngram,prediction,{tiny}",
+        *SMALL,
+        "--ignore-eos",
+        "--no-adaptive",
+        "--prompt-lookup-min",
+        1,
+    )
+    code, _, err = headstart(*args, "ab ab ab ab", "--compare")
+    assert code == 0 and "identical (24 tokens)" in err and f"the best of ngram (match 1..1), prediction, draft_model {tiny}" in err
+    told = json.loads(headstart(*args, "ab ab ab ab", "--json")[1])
+    stats, (completion,) = told["outputs"][0]["metrics"]["speculative_decoding"]["drafters"], told["outputs"][0]["completions"]
+    assert sum(s["num_accepted_draft_tokens"] for s in stats.values()) == sum(d is not None for d in completion["drafters"]) > 0
+    code, _, err = headstart("generate", "-m", tiny, "--draft", "ngram,nosuch", "ab")
+    assert code == 2 and "nosuch is no method" in err
+
+
 def test_compare_as_json(headstart: Call, tiny: Path) -> None:
     code, out, _ = headstart("generate", "-m", tiny, "--draft", tiny, "--compare", *SMALL, "--json", "--ignore-eos", PROMPT)
     told = json.loads(out)["compare"]

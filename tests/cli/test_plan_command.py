@@ -43,6 +43,15 @@ def test_json_and_commands(headstart: Call) -> None:
     assert line[2] == "meta-llama/Llama-3.1-8B-Instruct" and "headstart serve" in dict(found["commands"])["headstart"]
 
 
+def test_quantised_weights_run_here_too(headstart: Call) -> None:
+    found = json.loads(headstart("plan", "Llama-3.1-8B", "--device", "l4", "--dtype", "int8", "--json")[1])
+    here, vllm = (dict(found["commands"])[n] for n in ("headstart", "vLLM"))
+    assert found["fits"] and "--dtype bfloat16 --quantization int8" in here and vllm.startswith("name a checkpoint")
+    fp8 = json.loads(headstart("plan", "Llama-3.1-8B", "--device", "l4", "--dtype", "fp8", "--json")[1])
+    here, vllm = (dict(fp8["commands"])[n] for n in ("headstart", "vLLM"))
+    assert here.startswith("not here") and "--quantization fp8" in vllm
+
+
 def test_this_machine_and_a_local_checkpoint(headstart: Call, tiny: Path) -> None:
     code, out, _ = headstart("plan", tiny, "--draft", "ngram", "--alpha", 0.5)
     assert code == 0 and "FITS" in out and "measured" in out and "512 tokens" in out and "headstart serve" in out

@@ -114,7 +114,6 @@ def test_rejection_sample_method():
         ("draft_tensor_parallel_size", 2),
         ("disable_by_batch_size", 8),
         ("num_speculative_tokens_per_batch_size", [(1, 5)]),
-        ("use_heterogeneous_vocab", True),
         ("quantization", "fp8"),
         ("parallel_drafting", True),
     ],
@@ -122,7 +121,7 @@ def test_rejection_sample_method():
 def test_vllm_keys_that_cannot_act_are_refused(name, value):
     """By name and with the reason; at the value that asks for what happens anyway they pass."""
     refused(lambda: SpeculativeConfig.from_dict({"model": D, name: value}), name)
-    harmless = {"draft_tensor_parallel_size": 1, "use_heterogeneous_vocab": False, "parallel_drafting": False}.get(name)
+    harmless = {"draft_tensor_parallel_size": 1, "parallel_drafting": False}.get(name)
     assert SpeculativeConfig.from_dict({"model": D, name: harmless}) == SpeculativeConfig(model=D)
 
 
@@ -260,7 +259,9 @@ SAMPLING = {
     "allowed_token_ids": [5, True, "12", [], [-1], [1.0], [True]],
     "num_speculative_tokens": [-1, 129, 1.0, True],
     "verify": ["", "typical", True, 1],
+    "drafter": ["", True, 1],
     "prediction": ["", (), 5, True, b"ab", [-1], [1.0], [True], ["1"], [None]],
+    "trace_drafts": [1, 0, None, "yes"],
 }
 SPECULATIVE = {
     "method": ["", "medusa", True, 1],
@@ -281,7 +282,9 @@ SPECULATIVE = {
     "max_model_len": [0, -1, 1.0, True],
     "revision": ["", True, 1],
     "quantization": ["", "fp8", "INT8", 8, True],
+    "use_heterogeneous_vocab": [1, 0, "yes"],
     "options": ["a", [("a", 1)], 1, True],
+    "drafters": [[], "suffix", 1, True, ["suffix", 1], [None], ["none"], ["hybrid"], ["suffix", "suffix"], [{"method": "eagle"}]],
     "backend_options": ["a", [("a", 1)], 1, True],
 }
 ENGINE = {
@@ -325,7 +328,7 @@ FAIR = {
     "options": [{}, {"a": 1}],
     "backend_options": [{}, {"a": 1}],
 }
-NAMES = ("model", "corpus", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
+NAMES = ("model", "corpus", "drafter", "tokenizer", "revision", "tokenizer_revision", "chat_template", "hf_token")
 
 
 def is_fair(name: str, value) -> bool:
@@ -485,3 +488,24 @@ def test_describe():
     assert D in SpeculativeConfig(model=D).describe()
     line = SpeculativeConfig(method="ngram", num_speculative_tokens=7, verify="block").describe()
     assert all(word in line for word in ("ngram", "4..2", "k=7", "block"))
+
+
+def test_several_drafters():
+    """Each becomes a configuration of its own; what stands beside the list holds for those to which it applies."""
+    given = {"drafters": ["suffix", "ngram", "corpus:idx", {"model": D, "num_speculative_tokens": 3}, "a/b", "my.module:Name"]}
+    spec = SpeculativeConfig.from_dict({**given, "prompt_lookup_max": 3, "draft_temperature": 0.5, "verify": "block"})
+    assert spec.method == "hybrid" and spec.num_speculative_tokens == 24
+    assert [s.method for s in spec.drafters] == ["suffix", "ngram", "corpus", "draft_model", "draft_model", "my.module:Name"]
+    assert [s.num_speculative_tokens for s in spec.drafters] == [24, 5, 24, 3, 5, 5]
+    assert [s.prompt_lookup_max for s in spec.drafters] == [None, 3, None, None, None, None]
+    assert [s.draft_temperature for s in spec.drafters] == [None, None, None, 0.5, 0.5, None]
+    assert spec.drafters[2].corpus == "idx"
+    assert spec.names == ["suffix", "ngram", "corpus", f"draft_model:{D.rpartition('/')[2]}", "draft_model:b", "my.module:Name"]
+    assert "the best of suffix, ngram" in spec.describe()
+    again = SpeculativeConfig(drafters=spec.drafters)
+    assert [s.num_speculative_tokens for s in again.drafters] == [24, 5, 24, 3, 5, 5]
+    assert SpeculativeConfig(method="hybrid", drafters=["suffix", D], num_speculative_tokens=4).num_speculative_tokens == 4
+    refused(lambda: SpeculativeConfig(drafters=["suffix", D], prompt_lookup_max=3), "prompt_lookup_max", "ngram")
+    refused(lambda: SpeculativeConfig(method="ngram", drafters=["suffix"]), "drafters", "hybrid")
+    refused(lambda: SpeculativeConfig(drafters=[{"method": "suffix", "verify": "match"}]), "verify", "beside the list")
+    refused(lambda: SpeculativeConfig(method="hybrid"), "drafters")

@@ -51,7 +51,7 @@ def test_conditional_acceptance_with_variable_k():
 
 
 def test_as_dict_has_the_served_names():
-    """The keys of vLLM's served object, plus one of ours; the values are plain and copyable."""
+    """The keys of vLLM's served object, plus two of ours; the values are plain and copyable."""
     d = stats((3, 2), (1, 1)).as_dict()
     assert set(d) == {
         "mean_acceptance_length",
@@ -64,6 +64,7 @@ def test_as_dict_has_the_served_names():
         "per_step_accepted",
         "per_step_drafted",
         "acceptance_per_position",
+        "drafters",
     }
     assert d["num_spec_tokens"] == 3
     assert d["per_step_drafted"] == [3, 1]

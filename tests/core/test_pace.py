@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headstart.core.pace import Acceptance, Pace, WidthCurve
+from headstart.core.pace import Acceptance, Offer, Pace, WidthCurve
 
 
 def machine(slope: float, cliff: int = 10**9, cost: float = 2.0):
@@ -27,20 +27,21 @@ def simulate(
     free=False,
 ):
     """Tokens per second of `steps` steps. `alpha(i, step)`: chance that draft i stands. `draft`: seconds per draft token."""
-    r, pace = random.Random(1), Pace(free=free)
+    r, pace = random.Random(1), Pace()
     tokens = clock = 0.0
     for step in range(steps):
-        ks = [constant if constant is not None else pace.choose(i, most) for i in range(batch)]
+        ks = [constant if constant is not None else pace.choose(i, [Offer("d", most)])[1] for i in range(batch)]
         rows = sum(1 + k for k in ks)
         for i, k in enumerate(ks):
             stood = 0
             while stood < k and r.random() < alpha(stood, step):
                 stood += 1
             tokens += 1 + stood
-            pace.observe(i, k, stood)
+            pace.observe(i, "d", k, stood)
         took = seconds(rows) * r.lognormvariate(0, noise)
-        pace.drafting_took(max(ks), draft * max(ks))
+        pace.drafting_took("d", max(ks), draft * max(ks))
         pace.pass_took(rows, batch, took)
+        pace.end_step()
         clock += took + draft * max(ks)
     return tokens / clock
 
@@ -78,44 +79,87 @@ def test_a_draft_that_gets_good_is_found_again():
     assert own > 1.8 * plain
 
 
-def test_free_drafts_are_scored_without_a_pass():
+def test_found_drafts_are_scored_without_a_pass():
     """While drafts are paused, what a lookup would have drafted is compared with the text, and speculation starts again at once."""
-    pace = Pace(free=True)
+    pace, offer = Pace(), Offer("lookup", 8, found=True)
     pace.pass_took(1, 1, 0.05)
     pace.pass_took(9, 1, 0.20)
-    for _ in range(60):
-        pace.choose(0, 8)
-        pace.observe(0, 8, 0)
-    for _ in range(200):
-        assert pace.choose(0, 8) == 0, "free drafts need no probe"
-        pace.pass_took(1, 1, 0.05)
     text = [1, 2, 3]
-    for _ in range(200):
-        if pace.choose(0, 8):
-            break
-        pace.watch(0, len(text), [(len(text) + i) % 7 for i in range(8)])
-        text.append(len(text) % 7)
+
+    def step(draft, token):
+        k = pace.choose(0, [offer])[1]
+        pace.watch(0, offer, len(text), [draft] * 8)
+        text.append(token)
         pace.compare(0, text)
-    assert 8 < len(text) < 150 and pace.runners[0].k
+        return k
+
+    for _ in range(60):
+        step(1, 2)
+    for _ in range(200):
+        assert step(1, 2) == 0, "found drafts need no probe"
+    waited = next(i for i in range(200) if step(2, 2))
+    assert 8 < waited < 150 and pace.runners[0].k
 
 
-def test_watched_drafts_are_settled_when_one_fails_or_all_stood():
-    pace = Pace(free=True)
-    pace.choose(0, 4)
-    pace.watch(0, 2, [5, 6, 7])
+def test_watched_drafts_are_judged_until_one_fails_or_all_stood():
+    pace, offer = Pace(), Offer("lookup", 3, found=True)
+    pace.choose(0, [offer])
+    pace.watch(0, offer, 2, [5, 6, 7])
+    pace.watch(0, offer, 2, [8, 8, 8])  # one set at a time
     pace.compare(0, [1, 2, 5])
-    assert not pace.pools[""].tried
+    assert pace.pools[offer.kind].tried == [1] and pace.pools[offer.kind].stood == [1]
     pace.compare(0, [1, 2, 5, 9])
-    assert pace.pools[""].tried == [1, 1, 0] and pace.pools[""].stood == [1, 0, 0]
-    pace.watch(0, 4, [3, 4])
-    pace.compare(0, [1, 2, 5, 9, 3, 4])
-    assert pace.pools[""].stood[1] == 1
+    past = pace.pools[offer.kind]
+    assert [round(x, 3) for x in past.tried] == [0.97, 0.97] and [round(x, 3) for x in past.stood] == [0.97, 0]
+    pace.compare(0, [1, 2, 5, 9, 9])
+    assert past is pace.pools[offer.kind] and len(past.tried) == 2, "judged once"
+    short = Offer("lookup", 2, found=True)
+    pace.watch(0, short, 4, [3, 4])
+    pace.compare(0, [1, 2, 5, 9, 3, 4, 4])
+    assert [round(x, 3) for x in pace.pools[short.kind].stood] == [0.97, 0.97] and not pace.runners[0].watched
+
+
+def test_the_best_offer_is_chosen_by_what_it_gives_and_costs():
+    """A dear model that is right against a lookup that often is: whichever gives more per second, at its own best length."""
+
+    def chosen(lookup, model, draft):
+        r, pace, used = random.Random(2), Pace(), []
+        text = [0]
+        for _ in range(600):
+            drafts = [7 if r.random() < lookup else 8 for _ in range(8)]
+            offers = [Offer("lookup", 8, found=True), Offer("model", 8)]
+            which, k = pace.choose(0, offers)
+            pace.watch(0, offers[0], len(text), drafts)
+            good = drafts if which == 0 else [7 if r.random() < model else 8 for _ in range(k)]
+            stood = next((i for i, t in enumerate(good[:k]) if t != 7), k)
+            if which == 1 and k:
+                pace.observe(0, "model", k, stood)
+                pace.drafting_took("model", k, draft * k)
+            text += [7] * (stood + 1)
+            pace.compare(0, text)
+            pace.pass_took(1 + k, 1, machine(0.02)(1 + k))
+            pace.end_step()
+            used.append((which, k))
+        return [sum(w == i and k > 0 for w, k in used[200:]) / 400 for i in (0, 1)]
+
+    assert chosen(0.9, 0.9, 0.005)[0] > 0.9, "of equals the cheaper"
+    assert chosen(0.3, 0.9, 0.002)[1] > 0.9
+    assert chosen(0.7, 0.75, 0.03)[0] > 0.9, "right more often, but too dear for it"
+
+
+def test_without_adaptation_the_length_is_what_is_offered():
+    pace = Pace()
+    assert pace.choose(0, [Offer("model", 5)], adaptive=False) == (0, 5)
+    for _ in range(50):
+        pace.observe(0, "model", 5, 0)
+    offers = [Offer("model", 5), Offer("lookup", 3, found=True)]
+    assert pace.choose(0, offers, adaptive=False) == (1, 3) and pace.choose(0, [], adaptive=False) == (0, 0)
 
 
 def test_acceptance_counts_only_what_was_judged():
     seen = Acceptance()
     seen.observe(4, 1)
-    assert seen.tried == [1, 1, 0, 0] and seen.stood == [1, 0, 0, 0]
+    assert seen.tried == [1, 1] and seen.stood == [1, 0]
     for _ in range(300):
         seen.observe(4, 4)
     assert all(a > 0.97 for a in seen.rates(4))
@@ -138,7 +182,26 @@ def test_width_curve():
 
 def test_a_request_without_drafts_is_left_alone():
     pace = Pace()
-    assert pace.choose(0, 0) == 0
+    assert pace.choose(0, []) == (0, 0)
     pace.forget(0)
     pace.forget(0)
     assert not pace.runners
+
+
+def test_a_model_goes_on_while_it_is_sure():
+    """Its own probabilities are taken at their word at first, then as they have proved; a further draft must be worth its time."""
+    pace = Pace()
+    assert pace.goes_on(0, "model", [0.1]), "nothing is known yet"
+    pace.choose(0, [Offer("model", 8, asks=True)])
+    pace.pass_took(1, 1, 0.05)
+    pace.pass_took(9, 1, 0.07)
+    pace.drafting_took("model", 4, 0.04)
+    assert pace.goes_on(0, "model", [0.95, 0.95]) and not pace.goes_on(0, "model", [0.95, 0.05])
+    assert pace.choose(0, [Offer("model", 8, asks=True)]) == (0, 8), "room for all: it stops by itself"
+    for _ in range(60):
+        pace.observe(0, "model", 2, 1, [0.95, 0.95])
+    assert not pace.goes_on(0, "model", [0.95, 0.95]), "it was sure and wrong"
+    for _ in range(60):
+        pace.observe(0, "model", 1, 1, [0.3], stopped=True)
+    kind = Offer("model", 8).kind
+    assert pace.pools[kind].rates(2)[1] < 0.1, "what it did not dare did not stand either"

@@ -13,6 +13,7 @@ from headstart.core.params import SamplingParams
 from headstart.core.speculation import METHODS
 from headstart.core.types import Chunk, Sequence
 from headstart.draft.ngram import NgramDrafter
+from headstart.runtime.runner import Feed, Runner
 from tests.doubles import DRAFTERS, EchoModel, make_drafter
 
 
@@ -21,7 +22,7 @@ def sequence(tokens, ident=0, seed=1, temperature=1.0):
 
 
 def test_every_file_is_a_method_and_every_method_a_file():
-    files = {p.stem for p in Path(headstart.draft.__file__).parent.glob("*.py")} - {"__init__", "base", "guard"}
+    files = {p.stem for p in Path(headstart.draft.__file__).parent.glob("*.py")} - {"__init__", "base", "guard", "translated"}
     assert files == set(METHODS)
     for name in files:
         assert callable(importlib.import_module(f"headstart.draft.{name}").build)
@@ -32,6 +33,8 @@ def test_never_more_than_asked_and_only_real_ids(kind):
     target = EchoModel(vocab=30)
     drafter = make_drafter(kind, target)
     drafter.allocate(200, 4)
+    target_runner = Runner(target, 200, 4, 30, 4096)
+    drafter.attach(target_runner)
     rng, at = random.Random(1), 0
     for step in range(30):
         chunks = []
@@ -41,6 +44,9 @@ def test_never_more_than_asked_and_only_real_ids(kind):
             blocks = -(-(len(seq.tokens) + k) // 4)
             seq.table = [(at + b) % 200 for b in range(blocks)]
             at += blocks
+            seq.computed = len(seq.tokens) - 1
+            if seq.computed:
+                target_runner.forward([Feed(seq.tokens[:-1], 0, seq.table)])
             chunks.append(Chunk(seq, 1, k))
         before = [list(c.seq.tokens) for c in chunks]
         for chunk, proposal in zip(chunks, drafter.propose(chunks), strict=True):

@@ -39,6 +39,7 @@ def test_a_step_indexes_a_bounded_number_of_tokens():
     first, second = sequence(prompt, 1), sequence(prompt, 2)
     drafter = SuffixDrafter(4.0, 0.1)
     for step in range(1, 7):
+        drafter.observe([Chunk(first, 1), Chunk(second, 1)])
         proposals = drafter.propose([Chunk(first, 1, 4), Chunk(second, 1, 4)])
         assert sum(a.size for a in drafter.automata.values()) == min(step * suffix._CATCH_UP, 2 * len(prompt))
     assert [p.tokens for p in proposals] == [[0, 1, 2, 3]] * 2
@@ -47,9 +48,9 @@ def test_a_step_indexes_a_bounded_number_of_tokens():
 def test_prefill_is_indexed_as_it_is_fed():
     seq = sequence([*range(700), *range(700)])
     drafter = SuffixDrafter(4.0, 0.1)
-    for _ in range(2):
+    for step in range(1, 4):
         drafter.observe([Chunk(seq, 700)])
-    assert drafter.automata[0].size == 1400
+        assert drafter.automata[0].size == min(1400, step * suffix._CATCH_UP)
     off = sequence(range(700), 5, num_speculative_tokens=0)
     drafter.observe([Chunk(off, 700)])
     assert 5 not in drafter.automata, "a request without drafts is not indexed"

@@ -15,7 +15,7 @@ TARGET = EchoModel(vocab=len(TOKENIZER), local=4.0)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8], [5] * 9]
 
 FEATURES = {
-    "drafter": ["ngram", "model", "greedy-model", "wrong", "unruly"],
+    "drafter": ["ngram", "model", "greedy-model", "wrong", "unruly", "hybrid", "quantised", "asking", "tokens", "text"],
     "rule": [("rejection", 0.0), ("block", 0.0), ("match", 1.0)],
     "penalty": [{}, {"frequency_penalty": 0.6}, {"repetition_penalty": 1.3, "presence_penalty": 0.4}],
     "bias": [{}, {"logit_bias": {3: 1.5, 7: -100}}],

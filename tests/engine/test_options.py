@@ -66,7 +66,7 @@ OPTIONS = {
 }
 REPEATS = ("nothing", "negative-presence", "bias", "allowed", "filters", "logprobs")  # under these a text repeats itself
 TARGET = EchoModel(vocab=VOCAB, local=4.0)
-DRAFTERS = ("ngram", "suffix", "model", "greedy-model", "adversary", "wrong")
+DRAFTERS = ("ngram", "suffix", "model", "greedy-model", "adversary", "wrong", "hybrid", "quantised", "tokens")
 
 
 def engine(kind: str, target=None, **more):

@@ -16,7 +16,7 @@ class Clock:
     def __init__(self, engine, row: float, draft: float) -> None:
         self.now, self.row, self.draft = 0.0, row, draft
         self._charge(engine.target.model, 1.0, row)
-        model = getattr(engine.drafter.behind.drafter, "model", None)
+        model = getattr(engine.drafter.members[-1].drafter.drafter, "model", None)
         if model is not None:
             self._charge(model, draft, draft / 10)
 
@@ -43,7 +43,7 @@ def adaptive(kind, row, draft=0.02, monkeypatch=None, **options):
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [("rejection", 0.0), ("block", 0.0), ("match", 1.0)])
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "corpus", "prediction", "model", "self", "wrong", "unruly"])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "corpus", "prediction", "model", "self", "wrong", "unruly", "hybrid", "quantised"])
 def test_ids_equal_plain_decoding(kind, rule, temperature):
     """On the real clock, which nobody can predict."""
     target, engine, _ = adaptive(kind, 0.1, rule=rule)
@@ -51,7 +51,7 @@ def test_ids_equal_plain_decoding(kind, rule, temperature):
     outputs = run(engine, PROMPTS, params, steps_between=2)
     for prompt, p, out in zip(PROMPTS, params, outputs, strict=True):
         assert out.outputs[0].token_ids == plain(target, prompt, p, p.seed)
-    assert not engine.pace.runners, "the pace remembers sequences that are gone"
+    assert not engine.drafter.pace.runners, "the pace remembers sequences that are gone"
 
 
 def seconds(kind, row, draft, monkeypatch, tokens, *, batch=1, **options):
@@ -85,7 +85,7 @@ def test_what_pays_is_used(kind, row, draft, gain, batch, monkeypatch):
 def test_without_pace_the_length_is_what_was_set():
     target = EchoModel(vocab=30, local=4.0)
     engine = make_engine(target, make_drafter("self", target), k=3)
-    assert engine.pace is None
+    assert not engine.drafter.adaptive
     stats = run(engine, [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=40))[0].metrics.speculative_decoding
     assert set(stats.per_step_drafted[:-1]) == {3}
 
@@ -94,7 +94,7 @@ def test_waiting_lookups_are_watched_and_start_again(monkeypatch):
     """Nothing repeats at first and every pass with drafts would be dear; once the text repeats, lookup is taken up without a probe."""
     _, outputs, engine = seconds("ngram", 0.25, 0.0, monkeypatch, 500, local=30.0)
     stats = outputs[0].metrics.speculative_decoding
-    assert engine.pace.pools[""].tried and stats.num_accepted_draft_tokens > 50
+    assert engine.drafter.pace.pools["drafter", 3].tried and stats.num_accepted_draft_tokens > 50
 
 
 def test_a_seed_gives_the_same_text_whatever_the_clock_says():

@@ -9,7 +9,7 @@ import pytest
 
 from headstart.core.errors import ModelError
 from headstart.lookup import corpus_build
-from headstart.lookup.corpus import Corpus
+from headstart.lookup.corpus import Corpus, read_manifest
 from headstart.lookup.corpus_build import create, extend
 
 DOCUMENTS = [[1, 2, 3, 4, 5, 6], [7, 2, 3, 4, 9, 9], [2, 3, 4, 5, 1]]
@@ -97,6 +97,22 @@ def test_an_interruption_leaves_what_was_there(folder, monkeypatch):
     assert sorted(p.name for p in folder.iterdir()) == before and drafts(folder, [7, 2, 3, 4]) == (4, [9, 9])
     create(folder.parent / "new", "t", "f", 100, DOCUMENTS)
     assert drafts(folder.parent / "new", [7, 2, 3, 4]) == (4, [9, 9])
+
+
+def test_only_one_writes_at_a_time(folder):
+    """An addition while another one tokenizes its files is refused, and neither loses anything."""
+
+    def documents():
+        with pytest.raises(ModelError, match="being written"):
+            extend(folder, [[1, 1, 1]])
+        with pytest.raises(ModelError, match="already"):
+            create(folder, "t", "f", 100, DOCUMENTS)
+        yield [5, 6, 7]
+
+    before = read_manifest(folder).documents
+    extend(folder, documents())
+    extend(folder, [[1, 1, 1]])
+    assert read_manifest(folder).documents == before + 2
 
 
 def test_what_cannot_be_indexed(tmp_path, folder):

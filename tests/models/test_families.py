@@ -35,6 +35,14 @@ def test_logits_in_bfloat16(tmp_path, kind):
     torch.testing.assert_close(got, tiny.logits_of(theirs, TEXT).float(), rtol=0.02, atol=0.1)
 
 
+@pytest.mark.parametrize("architecture", families.GGUF)
+def test_gguf_files_of_every_architecture(tmp_path, architecture):
+    """Rows reordered or not, norms plus one or not, metadata instead of a config: the logits of transformers' model."""
+    theirs = families.write_gguf(tmp_path / "m.gguf", architecture)
+    got = feed(runner(load_model(open_checkpoint(str(tmp_path / "m.gguf")), torch.float32, families.CPU)), 29, 9, 1, 2)
+    torch.testing.assert_close(got, tiny.logits_of(families.exact(theirs), TEXT), rtol=1e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize(("kind", "name"), SLIDERS)
 def test_windows_do_not_depend_on_how_a_text_is_fed(tmp_path, kind, name):
     """Chunks that end before, on and behind the edge of the window (7) and of blocks (4)."""

@@ -92,10 +92,18 @@ def test_a_directory_with_one_gguf_file(tmp_path):
         open_checkpoint(str(tmp_path))
 
 
-@pytest.mark.parametrize(("options", "ids"), [({}, [2]), ({"eot": 0}, [2, 0]), ({"eot": 2}, [2]), ({"drop": ("eos",)}, [])])
+@pytest.mark.parametrize(
+    ("options", "ids"), [({}, [2]), ({"eot": 0}, [2, 0]), ({"eot": 2}, [2]), ({"drop": ("eos",)}, []), ({"eot": 0xFFFFFFFF}, [2])]
+)
 def test_eos_ids(tmp_path, options, ids):
     tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), **options)
     assert open_checkpoint(str(tmp_path / "m.gguf")).eos_ids == ids
+
+
+def test_an_end_of_text_that_is_no_id_is_refused(tmp_path):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), eot=VOCAB)
+    with pytest.raises(ModelError, match=f"end-of-text id {VOCAB}"):
+        open_checkpoint(str(tmp_path / "m.gguf"))
 
 
 # The tokenizer
@@ -137,6 +145,78 @@ def test_text_survives(tmp_path):
     tokenizer = GGUFFile(tmp_path / "m.gguf").tokenizer()
     for text in CORPUS:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+SENTENCES = ("▁the", "▁cat", "the", "▁▁", "▁", "th", "at", "猫", "▁th", "▁c", "ca", "cat", "t", "h", "e", "c", "a", "s", "\n")
+
+
+def sentencepiece(architecture: str) -> tuple[list[str], list[float], list[int]]:
+    """A vocabulary of SentencePiece's kind: control tokens, bytes, pieces; scores as its trainer gives them, falling."""
+    control = ["<unk>", "<s>", "</s>"]
+    whole = ["<turn>"]
+    tokens = control + whole + [f"<0x{b:02X}>" for b in range(256)]
+    pieces = ["  " if p == "▁▁" and architecture == "gemma3" else p for p in SENTENCES]
+    types = [2, 3, 3] + [4] + [6] * 256 + [1] * len(pieces)
+    return tokens + pieces, [0.0] * len(tokens) + [-float(i) for i in range(len(pieces))], types
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_sentencepiece_equals_the_conversion_of_transformers(tmp_path, architecture):
+    """Spaces before words, bytes of what the vocabulary lacks, and merges that only the scores imply."""
+    import gguf
+    from transformers import AutoTokenizer
+
+    tokens, scores, types = sentencepiece(architecture)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(architecture != "gemma3")
+    writer.add_chat_template(tiny.CHAT_TEMPLATE)
+    for add, value in (
+        (writer.add_block_count, 1),
+        (writer.add_embedding_length, 8),
+        (writer.add_head_count, 1),
+        (writer.add_context_length, 8),
+    ):
+        add(value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_feed_forward_length(8)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+    ours = GGUFFile(tmp_path / "m.gguf").tokenizer()
+    texts = [*CORPUS, "the cat  the\n<turn>the cat</s>猫 cat", " cat", "cat  "]
+    for text in texts:
+        assert ours.encode(text) == theirs.encode(text), text
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "tekken", "gpt-2"])
+def test_other_ways_to_part_a_text(tmp_path, pre):
+    """As transformers' conversion has it, but for what that forgets (docstring of gguf_tokenizer): whole words of Llama 3 and Tekken."""
+    from transformers import AutoTokenizer
+
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={"tokenizer_pre": pre})
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+    theirs.backend_tokenizer.model.ignore_merges = pre in ("llama-bpe", "tekken")
+    ours = GGUFFile(tmp_path / "m.gguf").tokenizer()
+    for text in [*CORPUS, "it's WE'LL 12345 a_b\r\n\r\n  x"]:
+        assert ours.encode(text) == theirs.encode(text), text
+
+
+def test_an_unknown_way_to_part_a_text_is_refused(tmp_path):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={"tokenizer_pre": "qwen9"})
+    with pytest.raises(ModelError, match=r"qwen9.*qwen2"):
+        GGUFFile(tmp_path / "m.gguf").tokenizer()
 
 
 @pytest.mark.real
@@ -218,10 +298,22 @@ def test_unsupported_architecture(tmp_path):
         open_checkpoint(str(tmp_path / "m.gguf"))
 
 
-def test_scaled_rope_is_refused(tmp_path):
-    """Llama 3's frequencies come as a tensor that this reader does not apply."""
-    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), extra={"rope_freqs.weight": np.ones(4, np.float32)})
-    with pytest.raises(ModelError, match="rotary"):
+@pytest.mark.parametrize("kind", ["tensor", "linear", "yarn"])
+def test_scaled_rope(tmp_path, kind):
+    """Llama 3's stretching comes as a tensor of factors; other scalings as metadata."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    rope = yarn if kind == "yarn" else {"rope_type": "linear", "factor": 2.0}
+    model = tiny.llama_model(vocab=VOCAB, rope={**rope, "rope_theta": 1e4})
+    factors = {"rope_freqs.weight": np.full(4, 2.0, np.float32)} if kind == "tensor" else None
+    scaling = None if kind == "tensor" else (kind, 2.0, 64)
+    tiny.write_gguf(tmp_path / "m.gguf", model, extra=factors, scaling=scaling)
+    torch.testing.assert_close(logits(load(tmp_path / "m.gguf")), tiny.logits_of(model, TEXT), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("field", "value"), [("rope_dimension_count", 4), ("value_length", 4)])
+def test_shapes_of_heads_that_are_not_computed_are_refused(tmp_path, field, value):
+    tiny.write_gguf(tmp_path / "m.gguf", tiny.llama_model(vocab=VOCAB), change={field: value})
+    with pytest.raises(ModelError, match=r"rope.dimension_count|values of"):
         open_checkpoint(str(tmp_path / "m.gguf"))
 
 
@@ -229,7 +321,7 @@ def test_tensors_nobody_would_apply_are_refused(tmp_path):
     """Biases and extra norms belong to the model: leaving them out would be another model, silently."""
     tiny.write_gguf(tmp_path / "bias.gguf", tiny.llama_model(vocab=VOCAB, bias=True))
     tiny.write_gguf(tmp_path / "norm.gguf", tiny.llama_model(vocab=VOCAB), extra={"blk.0.attn_q_norm.weight": np.ones(8, np.float32)})
-    for name, tensor in (("bias", "q_proj.bias"), ("norm", "attn_q_norm")):
+    for name, tensor in (("bias", "q_proj.bias"), ("norm", "self_attn.q_norm")):
         with pytest.raises(ModelError, match=tensor):
             open_all(tmp_path / f"{name}.gguf")
 

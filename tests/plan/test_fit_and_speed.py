@@ -112,7 +112,7 @@ def test_the_engine_allocates_what_the_plan_says(tmp_path: Path, monkeypatch: py
 
     caches: list[KVCache] = []
     made = KVCache.__init__
-    monkeypatch.setattr(KVCache, "__init__", lambda cache, *shape: (caches.append(cache), made(cache, *shape))[1])
+    monkeypatch.setattr(KVCache, "__init__", lambda cache, *a, **k: (caches.append(cache), made(cache, *a, **k))[1])
 
     for name, layers in (("target", 3), ("draft", 1)):
         (tmp_path / name).mkdir()

@@ -11,9 +11,11 @@ from headstart.core.config import SpeculativeConfig
 from headstart.core.errors import ModelError
 from headstart.draft.base import DraftContext
 from headstart.draft.draft_model import build
+from headstart.draft.translated import TextDrafter, TokenDrafter
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.tokenizer import first_difference, load_tokenizer, real_vocab
 from tests import tiny
+from tests.reference import letters_tokenizer
 
 CPU = torch.device("cpu")
 VOCAB = len(tiny.vocabulary()[0])
@@ -137,19 +139,33 @@ def test_a_gguf_draft_fits(tmp_path):
     assert len(notes) == 1 and "dequantised" in notes[0]
 
 
-def test_a_draft_with_permuted_ids_is_refused(tmp_path):
+def test_a_draft_with_permuted_ids_is_translated_or_refused(tmp_path):
     """Same size, other meaning: the text would be fine and the acceptance a mystery."""
     tiny.write_llama(tmp_path, vocab=VOCAB)
     tiny.write_tokenizer(tmp_path, swap=(70, 100))
-    with pytest.raises(ModelError, match="id 70 "):
-        build(spec(tmp_path), context()[0])
+    with pytest.raises(ModelError, match=r"id 70 .*use_heterogeneous_vocab"):
+        build(spec(tmp_path, use_heterogeneous_vocab=False), context()[0])
+    given, notes = context()
+    drafter = build(spec(tmp_path), given)
+    assert isinstance(drafter, TokenDrafter) and drafter.translation.same[70] == 100 and drafter.translation.same[100] == 70
+    assert "id 70 " in notes[0] and "100 % of everyday text" in notes[1] and "token by token" in notes[1]
 
 
-def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
-    tiny.write_llama(tmp_path, vocab=VOCAB)
+def test_a_draft_with_another_vocabulary_is_translated(tmp_path):
+    """By tokens where most are common, else by text; a line says so. Ids that the model has no row for are nobody's."""
+    tiny.write_llama(tmp_path, vocab=VOCAB - 3)
     tiny.write_tokenizer(tmp_path, words=("dog", "Ġdog"))
-    with pytest.raises(ModelError, match=r"another vocabulary.*ngram"):
-        build(spec(tmp_path), context()[0])
+    given, notes = context()
+    drafter = build(spec(tmp_path), given)
+    assert isinstance(drafter, TokenDrafter) and "token by token" in notes[-1]
+    assert drafter.vocab <= VOCAB - 3 and max(drafter.translation.same.values()) < drafter.vocab
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    tokenizer = letters_tokenizer()
+    tiny.write_llama(letters, vocab=len(tokenizer))
+    tokenizer.save_pretrained(letters)
+    given, notes = context()
+    assert isinstance(build(spec(letters), given), TextDrafter) and "tokenised anew" in notes[-1]
 
 
 def test_a_draft_with_too_few_rows_is_refused(tmp_path):

@@ -196,11 +196,26 @@ def test_the_answer_does_not_depend_on_drafts_and_says_what_they_did(server: Run
     assert fast["metrics"]["time_to_first_token_ms"] > 0 and fast["metrics"]["num_passes"] < slow["metrics"]["num_passes"] == 40
 
 
+def test_the_drafter_of_one_request(launch: Callable[..., Running]) -> None:
+    each = [{"method": m, "num_speculative_tokens": 4} for m in ("ngram", "suffix")]
+    server = launch({"speculative_config": {"method": "hybrid", "drafters": each, "adaptive": False}})
+    assert server.client.get("/v1/models").json()["data"][0]["drafters"] == ["prediction", "ngram", "suffix"]
+    asked = {**FEW, "return_token_origins": True, "temperature": 0}
+    answers = {name: complete(server, drafter=name, **asked).json()["choices"][0] for name in ("ngram", "suffix", None)}
+    assert len({a["text"] for a in answers.values()}) == 1
+    for name in ("ngram", "suffix"):
+        origins = {t["origin"] for t in answers[name]["token_origins"]}
+        assert {o for o in origins if o.startswith("draft")} == {f"draft:{name}"}, origins
+    for path in ("unknown", "../../etc/passwd", "prediction"):
+        error = complete(server, drafter=path).json()["error"]
+        assert error["param"] == "drafter" and (path == "prediction" or "ngram" in error["message"]), error
+
+
 def test_origins_of_tokens(server: Running) -> None:
     whole = complete(server, **FEW, return_token_origins=True, return_token_ids=True).json()["choices"][0]
     assert "".join(t["text"] for t in whole["token_origins"]) == whole["text"] and len(whole["token_ids"]) == 40
     origins = [t["origin"] for t in whole["token_origins"]]
-    assert {"draft", "recovered", "target"} <= set(origins)
+    assert {"draft:ngram", "recovered", "target"} <= set(origins)
     chunks = events(server, "/v1/completions", prompt=PROMPT, temperature=0, return_token_origins=True, return_token_ids=True, **FEW)
     pieces = [p for c in chunks for choice in c["choices"] for p in choice["token_origins"]]
     assert [p["origin"] for p in pieces] == origins and "".join(p["text"] for p in pieces) == whole["text"]
@@ -292,7 +307,7 @@ def test_tokenize_and_detokenize(server: Running) -> None:
 def test_the_small_routes(server: Running) -> None:
     models = server.client.get("/v1/models").json()
     assert models["object"] == "list" and models["data"][0] | {"created": 0} == {
-        "id": NAME, "object": "model", "created": 0, "owned_by": "headstart", "max_model_len": 2048,
+        "id": NAME, "object": "model", "created": 0, "owned_by": "headstart", "max_model_len": 2048, "drafters": ["prediction", "ngram"],
     }  # fmt: skip
     assert server.client.get(f"/v1/models/{NAME}").json()["id"] == NAME
     assert server.client.get("/version").json() == {"version": "0.1.0"}

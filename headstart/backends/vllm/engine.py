@@ -7,7 +7,9 @@ drafts are per step, but include drafts behind the end of a text.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,11 +63,18 @@ def prepare(config: EngineConfig) -> tuple[Installation, dict[str, Any]]:
         raise ConfigError(f"'arctic': True needs Arctic Inference: {installation.python} -m pip install arctic-inference==0.1.1")
     if installation.cpu and not config.given & {"kv_cache_memory", "gpu_memory_utilization"}:
         arguments.setdefault("kv_cache_memory_bytes", _CPU_KV_BYTES)
+    if "seed" in config.given and config.seed is None:
+        arguments["seed"] = secrets.randbits(31)  # vLLM's own default gives the same samples after every start
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"backend_options and options must be numbers, text, lists and dictionaries for another process: {e}") from None
     return installation, arguments
 
 
 def check_pair(config: EngineConfig) -> Any:
     """The target's tokenizer, when a draft model's means the same. Raises ConfigError, ModelError."""
+    from headstart.models.head import is_head
     from headstart.runtime.checkpoint import open_checkpoint
     from headstart.runtime.tokenizer import first_difference, load_tokenizer
 
@@ -75,6 +84,8 @@ def check_pair(config: EngineConfig) -> Any:
     if spec.method != "draft_model" or (spec.backend_options or {}).get("use_heterogeneous_vocab"):
         return tokenizer
     draft = open_checkpoint(spec.model or "", spec.revision, config.hf_token)
+    if is_head(draft.config):
+        raise ConfigError(f"the draft {spec.model} is a feature-level head: write method='head' ('eagle3' to vLLM)")
     advice = 'use the native engine, or "use_heterogeneous_vocab": True (greedy drafts)'
     different = first_difference(tokenizer, load_tokenizer(draft, token=config.hf_token))
     if different:
@@ -190,10 +201,13 @@ class VllmEngine:
         self.worker, self.tokenizer, self.spec, self.target, self._life = worker, tokenizer, spec, target, life
         self.drafts = self.spec.num_speculative_tokens or 0
         self.requests: dict[str, RemoteRequest] = {}
+        self.closed = False
         self.watch = DraftWatch(self.spec)
 
     def add(self, request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RemoteRequest:
         """Queue a request. Raises ConfigError when it cannot be served as it is, EngineError when the worker has gone."""
+        if self.closed:
+            raise EngineError("this engine was shut down: make another LLM")
         refuse_request(params, self.spec)
         ids = self._checked(request_id, ids, params)
         asked = sampling_arguments(params)
@@ -263,6 +277,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM and everything it has started."""
+        self.closed = True
         self._life.close()
 
 

@@ -61,6 +61,16 @@ CONFIG: tuple[ConfigRow, ...] = (
         f"vLLM has no drafts from the answer a request expects: use 'ngram' with the old text in the prompt, {_NATIVE}",
     ),
     ConfigRow(
+        lambda c: c.speculative.method == "hybrid",
+        "method='hybrid'",
+        f"vLLM drafts by one method: name the one that is best for your texts, {_NATIVE}",
+    ),
+    ConfigRow(
+        lambda c: c.speculative.method == "quantised",
+        "method='quantised'",
+        f"vLLM cannot draft with the target's own weights in fewer bits: use a draft model, {_NATIVE}",
+    ),
+    ConfigRow(
         lambda c: c.speculative.shared and not (c.speculative.backend_options or {}).get("arctic"),
         "shared=True",
         "vLLM does not tell a drafter when a request ends: add 'arctic': True for vLLM's own suffix method, or leave shared out",
@@ -69,6 +79,11 @@ CONFIG: tuple[ConfigRow, ...] = (
         lambda c: c.speculative.draft_temperature not in (None, 0),
         "draft_temperature",
         f"vLLM's draft samples at the request's temperature or greedily: leave it out or set 0, {_NATIVE}",
+    ),
+    ConfigRow(
+        lambda c: c.quantization or c.speculative.quantization,
+        "quantising at load",
+        f"vLLM has methods of its own: name one of them in speculative_config={{'quantization': ...}}, {_NATIVE}",
     ),
     ConfigRow(
         _misread,
@@ -110,6 +125,11 @@ REQUEST: tuple[RequestRow, ...] = (
         f"vLLM has one rule for all requests: set it in speculative_config, {_NATIVE}",
     ),
     RequestRow(
+        lambda p, s: p.drafter is not None,
+        "drafter of one request",
+        f"vLLM drafts by one method for all requests: leave it out, {_NATIVE}",
+    ),
+    RequestRow(
         lambda p, s: p.prediction is not None,
         "prediction",
         f"vLLM has no drafts from the answer a request expects: put the old text into the prompt and use 'ngram', {_NATIVE}",
@@ -118,6 +138,11 @@ REQUEST: tuple[RequestRow, ...] = (
         lambda p, s: p.logits_processors,
         "logits_processors",
         f"a function of this process cannot run in vLLM's: use logit_bias, allowed_token_ids or bad_words, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.greedy and p.n > 1,
+        "n above 1 at temperature 0",
+        f"vLLM does not make the same text twice: ask for one, set a temperature, {_NATIVE}",
     ),
     RequestRow(lambda p, s: p.best_of is not None, "best_of", f"vLLM has none: ask for n and choose by cumulative_logprob, {_NATIVE}"),
 )

@@ -16,7 +16,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import FrameType
 
@@ -41,20 +42,19 @@ def serve(config: EngineConfig, door: Door, note: Callable[[str], None], quiet: 
     check_pair(config)
     door = replace(door, port=free_port(door.host, door.port))
     arguments = settled | vllm_arguments(config, door)
-    words = [installation.python, "-m", "vllm.entrypoints.cli.main", "serve", *flags(arguments)]
+    words = [installation.python, "-m", "headstart.backends.vllm.launch", "serve", *flags(arguments)]
     with environment(installation, config.hf_token) as variables:
         if door.api_key:
             variables["VLLM_API_KEY"] = door.api_key  # not on the command line, where every user of the machine reads it
         if quiet:
             variables.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        process = subprocess.Popen(words, env=variables, start_new_session=True)
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(door.host, f"[{door.host}]" if ":" in door.host else door.host)
         watch = Watch(f"http://{host}:{door.port}", config.speculative.method != "none", bool(door.api_key), note)
         threading.Thread(target=watch.run, name="watch", daemon=True).start()
-        asked = _until_the_end(process, note)
+        asked, code = run_to_the_end(words, variables, note)
         watch.over = True
     if not asked:
-        raise EngineError(f"vllm serve ended with code {process.returncode}: its log above says why")
+        raise EngineError(f"vllm serve ended with code {code}: its log above says why")
 
 
 def free_port(host: str, port: int) -> int:
@@ -69,12 +69,18 @@ def free_port(host: str, port: int) -> int:
         return int(sock.getsockname()[1])
 
 
-def _until_the_end(process: subprocess.Popen[bytes], note: Callable[[str], None]) -> bool:
-    """Wait; whether a signal asked for the end. The first one is handed on, the second one ends the whole group at once."""
+def run_to_the_end(words: Seq[str], variables: Mapping[str, str], note: Callable[[str], None]) -> tuple[bool, int]:
+    """Run a command in a process group of its own; whether a signal asked for its end, and its exit code.
+
+    The first signal is handed on, the second one ends the whole group at once. Nothing of the group stays.
+    """
     asked: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
+        if process is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             if len(asked) == 1:
                 note("stopping vLLM; a second signal ends it at once")
@@ -84,13 +90,17 @@ def _until_the_end(process: subprocess.Popen[bytes], note: Callable[[str], None]
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process.wait()
+        process = subprocess.Popen(words, env=variables, start_new_session=True)
+        if asked:  # while it was being started
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        return bool(asked), code
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # its children end with it
-            os.killpg(process.pid, signal.SIGKILL)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
         for number, handler in before.items():
             signal.signal(number, handler)
-    return bool(asked)
 
 
 class Watch:

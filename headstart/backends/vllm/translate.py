@@ -36,7 +36,8 @@ _ENGINE = {
     "max_logprobs": "max_logprobs",
 }
 _METHODS = {"head": "eagle3"}  # the rest have our names
-# What is set by translation, and where the user sets it instead.
+# vLLM's names that translation sets, and where the user sets them; some always, the others only when the user does.
+_ALWAYS = ("model", "dtype", "speculative_config")
 _OURS = {**{theirs: ours for ours, theirs in _ENGINE.items()}, "model": "model", "dtype": "dtype"}
 _OURS |= dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"), "speculative_config")
 
@@ -51,8 +52,9 @@ _SAMPLING = (
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs. Raises ConfigError when backend_options repeat what has a name here."""
     for name in config.backend_options:
-        if name in _OURS:
-            raise ConfigError(f"backend_options[{name!r}]: write {_OURS[name]}=... instead, as for every backend")
+        ours = _OURS.get(name)
+        if ours in (*_ALWAYS, *config.given):
+            raise ConfigError(f"backend_options[{name!r}]: write {ours}=... instead, as for every backend")
     out: dict[str, Any] = {"model": config.model, "dtype": config.dtype}
     out |= {theirs: getattr(config, ours) for ours, theirs in _ENGINE.items() if ours in config.given and getattr(config, ours) is not None}
     # Grammars mean the same on both backends: the same library reads them.
@@ -81,8 +83,8 @@ def speculative_config(spec: SpeculativeConfig) -> dict[str, Any]:
         greedy = spec.draft_temperature == 0 or options.get("use_heterogeneous_vocab")
         out |= {"method": _METHODS.get(spec.method, spec.method), "draft_sample_method": "greedy" if greedy else "probabilistic"}
         out["rejection_sample_method"] = "block" if spec.verify == "block" else "standard"
-        given = {"model": spec.model, "revision": spec.revision, "max_model_len": spec.max_model_len}
-        out |= {name: value for name, value in given.items() if value is not None}
+        names = ("model", "revision", "max_model_len")
+        out |= {name: value for name in names if (value := getattr(spec, name)) is not None}
     else:  # suffix, corpus, and the drafters of others: ours, inside vLLM
         out |= {"method": "custom_class", "model": PROPOSER}
     return {**out, **options}

@@ -123,7 +123,9 @@ def _obey(engine: Any, order: dict[str, Any], say: Any) -> None:
     else:
         try:
             engine.add_request(order["add"], {"prompt_token_ids": order["prompt_token_ids"]}, _params(order["params"]))
-        except (ValueError, TypeError) as e:  # vLLM's own validation of a request
+        except (
+            Exception
+        ) as e:  # vLLM's own validation of a request has classes of its own; an engine that has gone says so at the next step
             say(rejected=order["add"], why=_words(e))
 
 
