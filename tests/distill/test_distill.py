@@ -44,8 +44,7 @@ def answers(target, **options):
     return [o for p in params for o in llm.generate(prompts, p, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("kind", ["head", "small"])
-@pytest.mark.parametrize("more", [{}, {"quantization": "int8"}])
+@pytest.mark.parametrize(("kind", "more"), [("head", {}), ("head", {"quantization": "int8"}), ("small", {})])
 def test_a_draft_made_here_changes_no_answer(kind, more, target, request):
     draft = request.getfixturevalue(kind)
     config = {"model": str(draft), "num_speculative_tokens": 3, "adaptive": False, **more}
@@ -105,7 +104,7 @@ def test_more_texts_go_on_from_those_that_are_there(head, target, capfd):
         (("--time-budget", "soon"), "30m"),
         (("--time-budget", "5m", "--epochs", "2"), "leave one of them out"),
         (("--kind", "heads"), "did you mean 'head'?"),
-        (("--loss", "l2"), "valid"),
+        (("--loss", "l2"), "did you mean 'kl'?"),
         (("--layers", "1"), "--kind model"),
         (("--kind", "model", "--taps", "1"), "--kind head"),
         (("--kind", "model", "--layers", "1", "--draft", "x"), "leave one of them out"),
