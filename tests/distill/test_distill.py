@@ -138,7 +138,7 @@ def test_a_head_of_another_target_is_refused(head, target, tmp_path):
     from tests.tiny import write_llama, write_tokenizer
 
     size = len(write_tokenizer(tmp_path / "other").get_vocab())
-    write_llama(tmp_path / "other", vocab=size, hidden=64, max_len=128, eos=2)
+    write_llama(tmp_path / "other", vocab=size, hidden=64, layers=3, max_len=128, eos=2)
     with pytest.raises(ModelError, match="hidden size 32"):
         LLM(str(tmp_path / "other"), dtype="float32", kv_cache_memory="64MiB", speculative_config={"method": "eagle3", "model": str(head)})
     with pytest.raises(ModelError, match="leave method='head' out"):
