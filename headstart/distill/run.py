@@ -88,10 +88,15 @@ def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], 
     if not done:
         return None
     before = [{"alpha": a, "agree": g} for a, g in zip(progress.points[0]["alpha"], progress.points[0]["agree"], strict=True)]
-    made = Made(plan, llm.config.model, split, progress, before, figures(student, held_out), clock.seconds, {})
+    made = Made(plan, _name(llm.config.model), split, progress, before, figures(student, held_out), clock.seconds, {})
     _export(llm, student, made, split)
     report.write(made)
     return made
+
+
+def _name(model: str) -> str:
+    """What a target is called in files that are handed on: a hub id, or the name of a file or folder, without where it lies here."""
+    return Path(model).name if Path(model).expanduser().exists() else model
 
 
 class _Clock:
@@ -227,7 +232,7 @@ def figures(student: Any, examples: Sequence[Example]) -> list[dict[str, float]]
 def _export(llm: LLM, student: Any, made: Made, split: Split) -> None:
     out = made.plan.out
     if isinstance(student, HeadStudent):
-        said = export.head_config(student.config, llm.config.model, ["LlamaForCausalLM"], _ON_DEMAND)
+        said = export.head_config(student.config, made.target, ["LlamaForCausalLM"], _ON_DEMAND)
         export.export_head(out, student.config, student.exported(), student.target.ids, said)
         made.facts["vocabulary"] = len(student.target.ids)
         made.facts["coverage"] = vocabulary.coverage(split.held_out, student.target.ids)

@@ -77,11 +77,14 @@ def test_a_small_model_assists_in_transformers(small, target):
     assert assistant.config.num_hidden_layers == 1 and assistant.config.vocab_size == big.config.vocab_size
 
 
-def test_the_report_says_what_was_found(head):
+def test_the_report_says_what_was_found(head, target):
     found = json.loads((head / "report.json").read_text())
     assert found["data"]["tokens"] >= 800 and found["after"][0]["alpha"] >= found["before"][0]["alpha"] > 0
     assert found["points"][0]["step"] == 0 and found["points"][-1]["step"] == found["training"]["steps"]
     page, card = (head / "report.html").read_text(), (head / "README.md").read_text()
+    assert found["target"] == target.name and str(target) not in page + card + (head / "config.json").read_text(), (
+        "where things lie here is nobody's business"
+    )
     assert page.count("<svg") == 2 and "<script" not in page
     assert f"| 1 | {found['before'][0]['alpha']:.3f} | {found['after'][0]['alpha']:.3f} |" in card and "eagle3" in card
 
