@@ -116,9 +116,9 @@ def test_the_limits_of_the_native_pass(tmp_path, path):
     assert load(tmp_path, torch.float64).native is None
     config = load(tmp_path).config
     assert native.supports(config) and not native.supports(dataclasses.replace(config, head_dim=native.MAX_HEAD_DIM + 2))
-    wider = dataclasses.make_dataclass("Wider", [("unheard_of", int, 0)], bases=(type(config),), frozen=True)
+    wider = dataclasses.make_dataclass("Wider", [("novelty", int, 0)], bases=(type(config),), frozen=True)
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    assert native.supports(wider(**fields)) and not native.supports(wider(**fields, unheard_of=8))
+    assert native.supports(wider(**fields)) and not native.supports(wider(**fields, novelty=8))
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [(torch.bfloat16, None), (torch.bfloat16, "int4")], ids=str)
