@@ -10,7 +10,7 @@ VLLM_STAMP := $(VLLM)/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard headstart/kernels/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[server,dev]"
 	touch $@
@@ -47,5 +47,6 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 	HEADSTART_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -q tests/backends/test_vllm_real.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info headstart/kernels/_kernels*.so
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find headstart tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,12 +17,13 @@ from headstart.analysis import laws
 from headstart.analysis.replay import Array, block_chain, chain, point_chain
 from headstart.analysis.trajectory import Trajectory
 from headstart.api import LLM
+from headstart.core.memory import blocks_of
 from headstart.core.params import SamplingParams
 from headstart.core.types import Chunk, Sequence
 from headstart.draft.base import Drafter
 from headstart.draft.guard import Guard
 from headstart.ops.sampling import law
-from headstart.runtime.runner import Feed
+from headstart.runtime.runner import Feed, Runner
 
 RULES = ("rejection", "block", "match", "greedy draft")
 TEMPERATURES = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
@@ -63,10 +64,18 @@ def score(
 
     params: the options of the target's law: temperature and filters. longest: draft positions, K. The engine must be idle.
     """
+    engine = llm.engine
+    size, longest_text = engine.pool.block_size, max((len(t.prompt) + len(t.answer) for t in texts), default=0)
+    # Runners of their own, for one text: no block of the engine is touched.
+    reader = lambda model: Runner(model, blocks_of(longest_text, size), size, engine.target.vocab, engine.target.max_len)  # noqa: E731
+    target, models = reader(engine.target.model), [d.text_model() for d in drafters]
+    readers = [None if model is None else reader(model) for model in models]
+    for d in drafters:
+        d.attach(engine.target)
     truths: list[Truth] = []
     scores: list[list[Score]] = [[] for _ in drafters]
     for number, text in enumerate(texts):
-        truth, own = _one(llm, drafters, number, text, params, longest)
+        truth, own = _one(llm, target, drafters, readers, number, text, params, longest)
         truths.append(truth)
         for found, new in zip(scores, own, strict=True):
             found.append(new)
@@ -82,21 +91,27 @@ def plain_law(params: SamplingParams) -> SamplingParams:
 
 @torch.inference_mode()
 def _one(
-    llm: LLM, drafters: Seq[Drafter], number: int, text: Trajectory, params: SamplingParams, longest: int
+    llm: LLM,
+    target: Runner,
+    drafters: Seq[Drafter],
+    readers: Seq[Runner | None],
+    number: int,
+    text: Trajectory,
+    params: SamplingParams,
+    longest: int,
 ) -> tuple[Truth, list[Score]]:
-    engine, tokens = llm.engine, text.prompt + text.answer
-    engine.pool.forget()  # the blocks are written to: nothing may be found in them afterwards
-    table = list(range(-(-len(tokens) // engine.pool.block_size)))
-    lawful = [_lawful(d, engine.target.vocab) for d in drafters]
-    walks = [None if law else _walk(llm, d, number, text, params, longest) for d, law in zip(drafters, lawful, strict=True)]
+    tokens = text.prompt + text.answer
+    table = list(range(blocks_of(len(tokens), target.block_size)))
+    walks = [None if r else _walk(llm, target, d, number, text, params, longest) for d, r in zip(drafters, readers, strict=True)]
     parts: list[list[dict[str, Tensor]]] = [[] for _ in drafters]
     truth: list[tuple[Tensor, Tensor]] = []
     first = len(text.prompt) - 1  # the row that predicts the first token of the answer
     for start in range(0, len(tokens) - 1, ROWS):
         stop = min(start + ROWS, len(tokens) - 1)
         rows = max(0, stop - max(start, first))
-        logits = engine.target.forward([Feed(tokens[start:stop], start, table, rows)])[0]
-        theirs = [d.score(tokens[start:stop], start, table, rows) if law else None for d, law in zip(drafters, lawful, strict=True)]
+        feed = Feed(tokens[start:stop], start, table, rows)
+        logits = target.forward([feed])[0]
+        theirs = [r.forward([feed])[0] if r else None for r in readers]
         if not rows:
             continue
         came = torch.tensor(tokens[stop - rows + 1 : stop + 1], device=logits.device)
@@ -116,12 +131,6 @@ def _one(
     return Truth(entropy, chance), found
 
 
-def _lawful(drafter: Drafter, vocab: int) -> bool:
-    """Whether a drafter has a law of the text alone over the target's ids: asked with one token, and forgotten."""
-    logits = drafter.score([0], 0, [0], 1)
-    return logits is not None and logits.shape[-1] == vocab
-
-
 @dataclass
 class _Proposed:
     """What a drafter said at one root: its drafts, and the law [V] of the first one if it reported one."""
@@ -130,13 +139,15 @@ class _Proposed:
     law: Tensor | None
 
 
-def _walk(llm: LLM, drafter: Drafter, number: int, text: Trajectory, params: SamplingParams, longest: int) -> list[_Proposed]:
+def _walk(
+    llm: LLM, target: Runner, drafter: Drafter, number: int, text: Trajectory, params: SamplingParams, longest: int
+) -> list[_Proposed]:
     """What a drafter drafts at every root of a text, which is shown to it as the engine would, one token a step."""
     engine, guard = llm.engine, Guard(drafter, llm.engine.target.vocab)
     seq = Sequence(-1 - number, "analysis", 0, replace(params, max_tokens=None), list(text.prompt), len(text.prompt), text.seed)
     seq.max_len = len(text.prompt) + len(text.answer) + longest + 1
     seq.table = list(range(min(engine.pool.num_blocks, -(-seq.max_len // engine.pool.block_size))))
-    states = _states(llm, drafter, text, seq.table)
+    states = _states(target, drafter, text)
     out = []
     for token in text.answer:
         chunk = Chunk(seq, len(seq.tokens) - seq.computed, longest)
@@ -151,14 +162,15 @@ def _walk(llm: LLM, drafter: Drafter, number: int, text: Trajectory, params: Sam
     return out
 
 
-def _states(llm: LLM, drafter: Drafter, text: Trajectory, table: list[int]) -> Tensor | None:
+def _states(target: Runner, drafter: Drafter, text: Trajectory) -> Tensor | None:
     """The target's hidden states at every position of a text, for a drafter that reads them."""
     if not drafter.hidden_layers:
         return None
     tokens, out = text.prompt + text.answer, []
+    table = list(range(blocks_of(len(tokens), target.block_size)))
     for start in range(0, len(tokens), ROWS):
         feed = Feed(tokens[start : start + ROWS], start, table)
-        out += llm.engine.target.forward_with_states([feed], drafter.hidden_layers)[1]
+        out += target.forward_with_states([feed], drafter.hidden_layers)[1]
     return torch.cat(out)
 
 

@@ -20,6 +20,7 @@ from headstart.cli.bench import bench
 from headstart.cli.chat import chat
 from headstart.cli.demo import demo
 from headstart.cli.distill import distill
+from headstart.cli.doctor import doctor
 from headstart.cli.generate import generate
 from headstart.cli.index import index
 from headstart.cli.inspect import inspect
@@ -40,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, chat, serve, bench, analyse, plan, theory, distill, demo, index, models, inspect):
+for _command in (generate, chat, serve, bench, analyse, plan, theory, distill, demo, index, models, inspect, doctor):
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(takes(_command))
 
 
@@ -63,8 +64,10 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
     headstart plan M --device h100                        does it fit, and how fast will it be?
     headstart inspect M --draft SMALLER                   what a model is, and which drafts fit it
     headstart models                                      which families run, and how
+    headstart doctor --model M                            which CPU kernels serve, and what a pass costs
     headstart theory --alpha 0.8 --cost 0.05              what drafts should give
     headstart index build --tokenizer M --out I FILES     make a corpus for --draft corpus:I
+    headstart doctor --model M                            which CPU kernels serve, and what a pass costs
     headstart demo                                        what speculation does, on a small model
     """
 

@@ -183,8 +183,8 @@ class Writer:
 
     def write(self, tokens: int, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> Split:
         """Write until `tokens` are there, the given prompts are used up, or `stop`. What was there before counts."""
-        begun, at_first = time.monotonic(), select(self.store.texts, self.excluded)[0].tokens
         split, enough = select(self.store.texts, self.excluded, tokens)
+        begun, at_first = time.monotonic(), split.tokens
         try:
             while not enough and not stop():
                 self._refill()
@@ -192,8 +192,7 @@ class Writer:
                     break
                 if self._step():
                     split, enough = select(self.store.texts, self.excluded, tokens)
-                    written = sum(t.written for t in self.store.texts.values())
-                    say(_progress(min(written, tokens), tokens, written - at_first, time.monotonic() - begun))
+                    say(_progress(split.tokens, tokens, split.tokens - at_first, time.monotonic() - begun))
         finally:
             for request_id in self.jobs:
                 self.engine.abort(request_id)
@@ -279,5 +278,5 @@ class Writer:
 
 def _progress(done: int, wanted: int, fresh: int, seconds: float) -> str:
     rate = fresh / seconds if seconds > 0 else 0.0
-    left = f"{(wanted - done) / rate / 60:.0f} min left" if rate > 0 else "…"
+    left = f"{(wanted - done) / rate / 60:.0f} min left" if rate > 0 else "some time left"
     return f"data: {done:,} of {wanted:,} tokens, {rate:.0f} a second, {left}"

@@ -8,7 +8,7 @@ learns what it will meet as draft j + 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from headstart.distill.losses import Teacher
 from headstart.models.head import HeadConfig
 from headstart.ops.rope import frequencies, rotate, rotation
 
-_RIDGE_ROWS = 40_000
+_FIT_ROWS = 60_000  # of the regressions at the start
 _SHARP = 12.0  # score of a head for its own position at the start: others get next to nothing
 
 
@@ -33,6 +33,25 @@ class Target:
     head: Tensor  # [draft vocab, hidden]: the rows of the kept ids
     ids: Tensor  # [draft vocab]
     eps: float
+    gates: tuple[Tensor, Tensor, Tensor] | None = None  # gate, up and the norm before them of the target's last layer
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of texts one after the other, for the regressions; states are scaled."""
+
+    states: Tensor  # [N, taps * hidden] at the position
+    last: Tensor  # [N, hidden] the last of them
+    next: Tensor  # [N, hidden] the last state at the next position
+    first: Tensor  # [N] whether a text begins here
+    reads: Callable[[Tensor], Tensor]  # what attention reads, [N, 2 hidden], given states to begin with [N, hidden]
+
+
+def _ridge(x: Tensor, y: Tensor) -> Tensor:
+    """W [out, in] that brings x W^T next to y, by least squares with a little weight decay."""
+    gram = x.T @ x
+    gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
+    return torch.linalg.solve(gram, x.T @ y).T
 
 
 class HeadStudent(nn.Module):
@@ -57,6 +76,8 @@ class HeadStudent(nn.Module):
         self.o, self.gate, self.up = new(c.hidden, queries, std=0.0), new(c.intermediate, c.hidden), new(c.intermediate, c.hidden)
         self.down = new(c.hidden, c.intermediate, std=0.0)
         self.embed_norm, self.state_norm, self.mlp_norm = (nn.Parameter(torch.ones(c.hidden)) for _ in range(3))
+        if target.gates is not None:  # they tell apart what the target found worth telling apart
+            self.gate, self.up, self.mlp_norm = (nn.Parameter(t.clone()) for t in target.gates)
         self.register_buffer("read_scale", torch.ones(wide))
         self.register_buffer("write_scale", torch.ones(c.hidden))
         self.inv_freq = frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
@@ -68,53 +89,95 @@ class HeadStudent(nn.Module):
 
     @torch.no_grad()
     def start(self, examples: list[Example]) -> None:
-        """Begin as the best linear guess of the target's next last state from states and next token (ridge regression).
+        """Begin as the best guess of the target's next last state that linear algebra finds.
 
-        The part that reads states becomes `fc`. The part that reads the embedding goes through attention heads whose queries
-        and keys hardly vary, so that each row sees itself; the remaining heads begin with no say.
+        The residual stream begins as the last state itself (with what the other layers add), in the first pass the target's and
+        later the head's own. Attention heads whose queries and keys hardly vary see nothing but their own row, and map it
+        and the embedding to the change towards the next state; then `down` maps what the gates of the MLP make of that to what is
+        still missing. Each is a ridge regression over the rows of all passes, so that the head's own states are met from the start.
         """
-        x, e, y = self._regression(examples)
+        rows = self._rows(examples)
+        wide, h = self.config.target_hidden, self.config.layer.hidden
+        others = rows.states[:, :-wide]
+        self.fc.zero_()
+        self.fc[:, -wide:] = torch.eye(h)  # scaled on both sides: the last state as it is
+        change = _ridge(torch.cat((others, rows.reads(rows.last)), 1), rows.next - rows.last)
+        self.fc[:, :-wide] = change[:, : others.shape[1]]
+        move = change[:, others.shape[1] :]
+        for _ in range(2):
+            passes = self._unrolled(rows, move)
+            read = torch.cat([rows.reads(state)[kept] for state, kept in passes])
+            missing = torch.cat([(rows.next - state)[kept] for state, kept in passes])
+            move = _ridge(read, missing)
+        self._see_themselves(read, move)
+        passes = self._unrolled(rows, move)
+        made = [(state + rows.reads(state) @ move.T, kept) for state, kept in passes]
+        gates = torch.cat([self._gates(x[kept] * self.write_scale) for x, kept in made])
+        self.down.copy_(_ridge(gates, torch.cat([(rows.next - x)[kept] for x, kept in made])))
+
+    def _unrolled(self, rows: _Rows, move: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each pass the scaled states that its rows begin with, and which rows have one: as `laws` unrolls, attention left out."""
+        state = rows.states @ self.fc.T
+        kept = torch.ones(len(state), dtype=torch.bool)
+        out = []
+        for _ in range(self.passes):
+            out.append((state, kept))
+            state = (state + rows.reads(state) @ move.T).roll(1, 0)
+            kept = kept.roll(1, 0) & ~rows.first
+        return out
+
+    def _gates(self, x: Tensor) -> Tensor:
+        m = self._normed(x, self.mlp_norm)
+        return F.silu(m @ self.gate.T) * (m @ self.up.T)
+
+    def _see_themselves(self, read: Tensor, move: Tensor) -> None:
+        """Give the first heads `move`, and queries and keys that fit their own position best."""
         c, h = self.config.layer, self.config.layer.hidden
-        joint = torch.cat((x, e), 1)
-        gram = joint.T @ joint
-        gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
-        w = torch.linalg.solve(gram, joint.T @ y).T  # [hidden, wide + hidden], scaled on both sides
-        self.fc.copy_(w[:, : x.shape[1]])
-        own = max(1, c.kv_heads * 2 // 3) if c.kv_heads > 1 else 1
-        group = c.heads // c.kv_heads
-        rank = min(own * c.head_dim, h)
-        u, s, vt = torch.linalg.svd(w[:, x.shape[1] :])
-        read = torch.cat((e, self._normed(x @ self.fc.T * self.write_scale, self.state_norm)), 1)
-        steady = torch.linalg.solve(read.T @ read + len(read) * 1e-3 * torch.eye(2 * h), read.sum(0))  # what is nearly 1 everywhere
-        heads = own * group
+        own = min(c.kv_heads, -(-h // c.head_dim))
+        group, width = c.heads // c.kv_heads, min(own * c.head_dim, h)
+        steady = _ridge(read, torch.ones(len(read), 1))[0]  # what is nearly 1 everywhere
         shape = torch.zeros(c.head_dim)
         fast = min(4, c.head_dim // 2)  # the pairs that turn fastest tell positions apart best
         shape[:fast] = math.sqrt(_SHARP * math.sqrt(c.head_dim) / fast)
-        self.q[: heads * c.head_dim] = (shape[:, None] * steady).repeat(heads, 1)
+        self.q[: own * group * c.head_dim] = (shape[:, None] * steady).repeat(own * group, 1)
         self.k[: own * c.head_dim] = (shape[:, None] * steady).repeat(own, 1)
         self.v[: own * c.head_dim] = 0
-        self.v[:rank, :h] = s[:rank, None].sqrt() * vt[:rank]
-        spread = (u[:, :rank] * s[:rank].sqrt()).reshape(h, -1) / group
-        for head in range(heads):  # the query heads of one key head share its values
+        if width == h:
+            u, values = torch.eye(h), move
+        else:  # fewer heads than the state is wide: the most important directions
+            u, s, vt = torch.linalg.svd(move, full_matrices=False)
+            values = s[:width, None] * vt[:width]
+        self.v[:width] = values
+        self.o.zero_()
+        for head in range(own * group):  # the query heads of one key head share its values
             at = head // group * c.head_dim
-            part = spread[:, at : at + c.head_dim]
+            part = u[:, at : min(at + c.head_dim, width)] / group
             self.o[:, head * c.head_dim : head * c.head_dim + part.shape[1]] = part
 
-    def _regression(self, examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of [scaled states], [normed embedding of the next token], [scaled next last state]; sets the scales."""
-        some: list[Example] = []
-        rows = 0
+    def _rows(self, examples: list[Example]) -> _Rows:
+        """The rows to fit, of what the target wrote, up to `_FIT_ROWS`; sets the scales."""
+        some: list[tuple[Example, int]] = []
+        count = 0
         for example in examples:
-            if rows < _RIDGE_ROWS:
-                some.append(example)
-                rows += len(example.tokens)
+            begin = max(1, example.start - 2)  # not the first row: its states are of another size than all others
+            if count < _FIT_ROWS and begin < len(example.tokens) - 1:
+                some.append((example, begin))
+                count += len(example.tokens) - 1 - begin
         h = self.config.target_hidden
-        states = torch.cat([e.states[:-1].float() for e in some])
-        after = torch.cat([e.states[1:, -h:].float() for e in some])
-        tokens = torch.cat([e.tokens[1:] for e in some])
+        states = torch.cat([e.states[at:-1].float() for e, at in some])
+        after = torch.cat([e.states[at + 1 :, -h:].float() for e, at in some])
         self.read_scale.copy_(states.std(0).clamp_min(1e-3))
-        self.write_scale.copy_(after.std(0).clamp_min(1e-3))
-        return states / self.read_scale, self._normed(self.target.embedding[tokens], self.embed_norm), after / self.write_scale
+        self.read_scale[-h:] = after.std(0).clamp_min(1e-3)
+        self.write_scale.copy_(self.read_scale[-h:])
+        first = torch.zeros(len(states), dtype=torch.bool)
+        row = 0
+        for e, at in some:
+            first[row] = True
+            row += len(e.tokens) - 1 - at
+        embedded = self._normed(self.target.embedding[torch.cat([e.tokens[at + 1 :] for e, at in some])], self.embed_norm)
+        scaled, last = states / self.read_scale, states[:, -h:] / self.write_scale
+        normed = lambda x: self._normed(x * self.write_scale, self.state_norm)  # noqa: E731
+        return _Rows(scaled, last, after / self.write_scale, first, lambda state: torch.cat((embedded, normed(state)), 1))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], weight, self.target.eps)

@@ -112,6 +112,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         out[name] = t.contiguous().clone()
     try:
         save_file(out, folder / "model.safetensors", {"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)  # it is written as its owner's alone
     except OSError as e:
         raise ConfigError(f"{folder} cannot be written ({e.strerror}): choose another --out") from None
 

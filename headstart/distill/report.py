@@ -63,7 +63,7 @@ def page(found: Mapping[str, Any]) -> str:
         (number(found["after"][0]["agree"], 3), "at temperature 0", f"before: {number(found['before'][0]['agree'], 3)}"),
         (number(_tokens(found["after"], "alpha")), f"tokens a pass, {len(found['after'])} drafts", "sampled"),
     ]
-    made = {"name": Path(str(found["target"])).name}
+    made = {"name": found["target"]}
     return render(_TEMPLATE, charts(found), made=made, lines=_lines(found), tiles=tiles, sheets=sheets(found))
 
 
@@ -125,7 +125,7 @@ tags: [speculative-decoding]
 
 # {name}
 
-A draft for `{Path(str(target)).name}`, made by `headstart distill`. It makes that model's answers come sooner and changes none of them.
+A draft for `{target}`, made by `headstart distill`. It makes that model's answers come sooner and changes none of them.
 
 {facts}
 - prompts: {_prompts(found)}; questions excluded: {excluded}
@@ -148,7 +148,7 @@ def _prompts(found: Mapping[str, Any]) -> str:
 
 
 def _usage(found: Mapping[str, Any], name: str) -> str:
-    target = Path(str(found["target"])).name
+    target = found["target"]
     here = f"    headstart bench --model {target} --draft ./{name}\n    headstart serve {target} --draft ./{name}\n"
     if found["kind"] == "head":
         return (

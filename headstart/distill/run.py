@@ -88,10 +88,15 @@ def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], 
     if not done:
         return None
     before = [{"alpha": a, "agree": g} for a, g in zip(progress.points[0]["alpha"], progress.points[0]["agree"], strict=True)]
-    made = Made(plan, llm.config.model, split, progress, before, figures(student, held_out), clock.seconds, {})
+    made = Made(plan, _name(llm.config.model), split, progress, before, figures(student, held_out), clock.seconds, {})
     _export(llm, student, made, split)
     report.write(made)
     return made
+
+
+def _name(model: str) -> str:
+    """What a target is called in files that are handed on: a hub id, or the name of a file or folder, without where it lies here."""
+    return Path(model).name if Path(model).expanduser().exists() else model
 
 
 class _Clock:
@@ -154,16 +159,32 @@ def _check_target(llm: LLM) -> None:
         raise ConfigError(f"{llm.config.model} scales its logits or norms: headstart distill does not know such targets yet")
 
 
-def target_tables(llm: LLM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Embedding, norm before the head, and head of the target, in fp32. Raises ConfigError where they cannot be had."""
+def _reader(llm: LLM) -> tuple[Callable[[str], torch.Tensor], list[str]]:
+    """The target's tensors in fp32 by name, and their names."""
     from headstart.runtime.checkpoint import convert, open_checkpoint
 
-    model: Any = llm.engine.target.model
     checkpoint = open_checkpoint(llm.config.model, llm.config.revision, llm.config.hf_token)
-    read = lambda name: convert(checkpoint.tensor(name), name, torch.float32, torch.device("cpu"))  # noqa: E731
+    return lambda name: convert(checkpoint.tensor(name), name, torch.float32, torch.device("cpu")), checkpoint.tensor_names
+
+
+def target_tables(llm: LLM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Embedding, norm before the head, and head of the target, in fp32."""
+    model: Any = llm.engine.target.model
+    read, _ = _reader(llm)
     embedding = read("model.embed_tokens.weight")
     head = embedding if model.config.tied else read("lm_head.weight")
     return embedding, read("model.norm.weight"), head
+
+
+def _gates(llm: LLM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """What the MLP of the target's last layer begins with; None where it is stored in another way."""
+    read, known = _reader(llm)
+    layer = f"model.layers.{llm.engine.target.model.config.layers - 1}."  # type: ignore[attr-defined]
+    names = [f"{layer}{n}.weight" for n in ("mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm")]
+    if not all(name in known for name in names):
+        return None
+    gate, up, norm = map(read, names)
+    return gate, up, norm
 
 
 def _head(llm: LLM, plan: Plan, split: Split, taps: Sequence[int]) -> HeadStudent:
@@ -171,11 +192,13 @@ def _head(llm: LLM, plan: Plan, split: Split, taps: Sequence[int]) -> HeadStuden
     embedding, norm, head = target_tables(llm)
     ids = vocabulary.choose(split.train, llm.get_tokenizer(), llm.engine.eos_ids, llm.engine.target.vocab, plan.vocab)
     c = model.config
+    own = -(-c.hidden // c.head_dim)  # heads that see their own row only, and carry embedding and state; a third more see the text
+    heads = own + max(1, own // 3)
     layer = ModelConfig(
-        c.vocab_size, c.hidden, 1, c.heads, c.heads, c.head_dim, c.intermediate, c.eps, c.max_len, rope_theta=c.rope_theta
+        c.vocab_size, c.hidden, 1, heads, heads, c.head_dim, c.intermediate, c.eps, c.max_len, rope_theta=c.rope_theta
     )  # a Llama layer, whatever the target's are; of as many key heads as query heads, since values carry the embedding
     config = HeadConfig(layer, tuple(taps), len(ids), model.config.hidden, norm_before_residual=False)
-    return HeadStudent(config, Target(embedding, norm, head[ids], ids, model.config.eps), plan.passes, plan.seed)
+    return HeadStudent(config, Target(embedding, norm, head[ids], ids, model.config.eps, _gates(llm)), plan.passes, plan.seed)
 
 
 def _small(llm: LLM, plan: Plan) -> SmallStudent:
@@ -209,7 +232,7 @@ def figures(student: Any, examples: Sequence[Example]) -> list[dict[str, float]]
 def _export(llm: LLM, student: Any, made: Made, split: Split) -> None:
     out = made.plan.out
     if isinstance(student, HeadStudent):
-        said = export.head_config(student.config, llm.config.model, ["LlamaForCausalLM"], _ON_DEMAND)
+        said = export.head_config(student.config, made.target, ["LlamaForCausalLM"], _ON_DEMAND)
         export.export_head(out, student.config, student.exported(), student.target.ids, said)
         made.facts["vocabulary"] = len(student.target.ids)
         made.facts["coverage"] = vocabulary.coverage(split.held_out, student.target.ids)

@@ -63,11 +63,10 @@ class Drafter:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
         raise NotImplementedError
 
-    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Any:
-        """Logits [rows, V] after each of the last `rows` of these tokens, which stand at positions start.. of a text.
+    def text_model(self) -> Any:
+        """The model whose logits over the target's ids are its law, where that law is a function of the text alone; else None.
 
-        For drafters whose law is a function of the text alone: `headstart analyse` judges them at many positions in one pass,
-        with nothing drafted. None, the default, for all others.
+        `headstart analyse` judges such a drafter at many positions in one pass, with nothing drafted.
         """
         return None
 

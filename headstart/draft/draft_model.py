@@ -141,8 +141,8 @@ class ModelDrafter(Drafter):
         if self.pays is not None:
             draft.odds.append(sureness(logits, q))
 
-    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor | None:
-        return self.runner.forward([Feed(tokens, start, table, rows)])[0]
+    def text_model(self) -> Model | None:
+        return self.model
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         # What was fed beyond the committed tokens were rejected drafts. Done every step: later the lengths would lie.

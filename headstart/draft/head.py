@@ -183,6 +183,10 @@ def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
     checkpoint = open_checkpoint(spec.model, spec.revision, context.hf_token)
     if not is_head(checkpoint.config):
         raise ModelError(f"draft {spec.model!r} is no head but a model of its own: leave method='head' out")
+    if not hasattr(context.target, "embed"):
+        raise ModelError(
+            "a draft head reads the target's inner states, which a target on transformers' code does not show: use ngram or a draft model"
+        )
     target = context.target.config
     config = read_head_config(checkpoint.config, target.layers)
     if (config.target_hidden, config.layer.vocab_size) != (target.hidden, target.vocab_size):

@@ -6,17 +6,11 @@ it writes while it drafts lies beyond that text; the pass that judges the drafts
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
-import torch
-from torch import Tensor
-
 from headstart.core.errors import ModelError
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter
 from headstart.draft.draft_model import ModelDrafter
-from headstart.ops.attention import slot_range
 from headstart.runtime.runner import Model, Runner
 
 
@@ -38,17 +32,7 @@ class QuantisedDrafter(ModelDrafter):
     def serves(self, seq: Sequence) -> bool:
         return seq.computed == len(seq.tokens) - 1  # the last token is all that the cache lacks; not so while a prompt is read
 
-    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> Tensor | None:
-        """It reads the target's cache, and leaves it as it was."""
-        device = self.model.device
-        found = slot_range(table, self.runner.block_size, start, start + len(tokens), device)
-        slots = torch.arange(found.start, found.stop, device=device) if isinstance(found, slice) else found
-        cache = self.runner.cache
-        kept = [(t, at, t[at]) for layers in (cache.keys, cache.values) for t in layers for at in [slots % len(t)]]
-        logits = super().score(tokens, start, table, rows)
-        for tensor, at, before in kept:
-            tensor[at] = before
-        return logits
+    # `text_model` is that of any draft model: for `headstart analyse` its own keys stand in for the target's, which differ by the rounding.
 
     def start(self, seq: Sequence) -> int:
         return seq.computed

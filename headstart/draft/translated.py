@@ -46,6 +46,9 @@ class _Translated(ModelDrafter):
         super().allocate(num_blocks, block_size)
         self.pool = BlockPool(num_blocks, block_size, share=False)  # its texts have other lengths than the target's
 
+    def text_model(self) -> Model | None:
+        return None  # its ids are others
+
     def text(self, seq: Sequence) -> Seq[int]:
         if seq.id not in self.texts:
             self.texts[seq.id] = self.translation.prompt(seq.tokens[: seq.prompt_len])
@@ -62,9 +65,6 @@ class _Translated(ModelDrafter):
 
     def start(self, seq: Sequence) -> int:
         return min(super().start(seq), len(self.texts[seq.id]) - 1)
-
-    def score(self, tokens: Seq[int], start: int, table: Seq[int], rows: int) -> None:
-        """No law over the target's ids, of its tokens alone."""
 
     def observe(self, chunks: Seq[Chunk]) -> None:
         for chunk in chunks:

@@ -49,7 +49,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
         target_parameters=model.parameters,
         hf_token=config.hf_token,
         note=notes.append,
-        load_target=lambda quantization: load_model(checkpoint, dtype, device, quantization),
+        load_target=lambda quantization: load_model(checkpoint, dtype, device, quantization, config.max_model_len),
         target=model,
     )
     drafter = draft.build(spec, context)

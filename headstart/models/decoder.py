@@ -17,9 +17,10 @@ from torch import Tensor
 
 from headstart.core.errors import ModelError
 from headstart.core.memory import grouped
+from headstart.models.native import native_pass
 from headstart.ops.attention import Batch, KVCache, attend
-from headstart.ops.linear import Linear, pack
-from headstart.ops.quant import Quantised, Weight, embed, join
+from headstart.ops.linear import Linear, Packed, Table, embed, pack, table_of
+from headstart.ops.quant import Quantised, Weight, join
 from headstart.ops.rope import attention_factor, frequencies, rotate, rotation
 
 # A tensor by its name in the checkpoint, in the dtype and on the device of the model; a matrix may be quantised.
@@ -110,13 +111,16 @@ class Decoder:
         self.config, self.dtype, self.device = config, dtype, device
         table = (config.vocab_size, config.hidden)
         # The largest tensors first, while there is most room for what reading them needs.
-        self.embedding = _matrix(source, "model.embed_tokens.weight", table)
-        self.head = pack(self.embedding if config.tied else _matrix(source, "lm_head.weight", table))
+        embedding = _matrix(source, "model.embed_tokens.weight", table)
+        self.head = pack(embedding if config.tied else _matrix(source, "lm_head.weight", table), None, dtype)
+        # A packed head is a table too: where embedding and head are one, no second copy is kept.
+        self.embedding: Table = self.head if config.tied and isinstance(self.head, Packed) else table_of(embedding, dtype)
         self.norm = self._norm_weight(source, "model.norm.weight", config.hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.rotary = self._rotary({"rope_theta": config.rope_theta, **(config.rope_scaling or {})})
         self.local_rotary = self._rotary(config.local_rope) if config.local_rope else self.rotary
         self.activation = _ACTIVATIONS[config.activation]
+        self.native = native_pass(self)
 
     def _rotary(self, rope: Mapping[str, Any]) -> _Rotary:
         c = self.config
@@ -130,9 +134,8 @@ class Decoder:
         def fused(block: str, outs: Mapping[str, int], width: int, bias: bool) -> Linear:
             """One product for several: their rows one under the other."""
             weight = join([_matrix(source, f"{prefix}{block}.{n}.weight", (rows, width)) for n, rows in outs.items()])
-            return pack(
-                weight, torch.cat([_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()]) if bias else None
-            )
+            biases = [_take(source, f"{prefix}{block}.{n}.bias", (rows,)) for n, rows in outs.items()] if bias else None
+            return pack(weight, torch.cat(biases) if biases else None, self.dtype)
 
         norms = [None if n is None else self._norm_weight(source, f"{prefix}{n}.weight", c.hidden) for n in _NORMS[c.norms]]
         qk: list[Tensor | None] = [None, None]
@@ -201,6 +204,8 @@ class Decoder:
         taps: for each of its keys i the hidden states [R, hidden] that enter layer i are put there; those that leave the last
         layer are number `layers`.
         """
+        if self.native is not None and not taps:
+            return self.native(batch, cache)
         c = self.config
         taps = {} if taps is None else taps
         x = self.embed(batch.tokens)  # [R, hidden]

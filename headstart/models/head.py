@@ -95,11 +95,11 @@ class Head:
         queries, keys, prefix = c.heads * c.head_dim, c.kv_heads * c.head_dim, "layers.0."
         qkv = [weight(f"{prefix}self_attn.{n}_proj.weight", rows, 2 * c.hidden) for n, rows in (("q", queries), ("k", keys), ("v", keys))]
         gate_up = [weight(f"{prefix}mlp.{n}_proj.weight", c.intermediate, c.hidden) for n in ("gate", "up")]
-        self.fc = pack(weight("fc.weight", c.hidden, len(config.taps) * config.target_hidden))
-        self.qkv, self.gate_up = pack(join(qkv)), pack(join(gate_up))
-        self.out = pack(weight(f"{prefix}self_attn.o_proj.weight", c.hidden, queries))
-        self.down = pack(weight(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate))
-        self.lm_head = pack(weight("lm_head.weight", config.draft_vocab, c.hidden))
+        self.fc = pack(weight("fc.weight", c.hidden, len(config.taps) * config.target_hidden), None, dtype)
+        self.qkv, self.gate_up = pack(join(qkv), None, dtype), pack(join(gate_up), None, dtype)
+        self.out = pack(weight(f"{prefix}self_attn.o_proj.weight", c.hidden, queries), None, dtype)
+        self.down = pack(weight(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate), None, dtype)
+        self.lm_head = pack(weight("lm_head.weight", config.draft_vocab, c.hidden), None, dtype)
         norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         self.embed_norm, self.state_norm, self.mlp_norm = (weight(f"{prefix}{n}.weight", c.hidden) for n in norms)
         self.norm = weight("norm.weight", c.hidden)

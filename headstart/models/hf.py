@@ -89,18 +89,14 @@ class HFDecoder:
         self.parameters, self.weight_bytes = sum(p.numel() for p in weights), sum(p.nbytes for p in weights)
         self.config = Limits(self.module.get_output_embeddings().weight.shape[0], _max_len(config, folder))
         self._takes_rows = "logits_to_keep" in _arguments(self.module.forward)
-        ids = torch.arange(_TRIAL, device=device) * 7919 % self.config.vocab_size
-        with torch.inference_mode():
-            wanted = self._plain(ids)
-            self._kept: dict[int, _Kept] = {}
-            self._exchange_attention()
-            self._first_pass(ids)
-            windows = {k.window for k in self._kept.values() if k.window is not None}
-            if len(windows) > 1:
-                raise ModelError(f"{folder}: its layers have windows of {sorted(windows)} tokens, one width is supported")
-            self.window = windows.pop() if windows else None
-            self._pack(quantization)
-            self._check(ids, wanted, folder, quantization)
+        self._kept: dict[int, _Kept] = {}
+        self.window: int | None = None
+        try:
+            with torch.inference_mode():
+                self._try_out(config, quantization)
+        except Exception as e:  # code of hundreds of families: whatever it raises means that it does not run here
+            said = str(e) if isinstance(e, ModelError) else f"{type(e).__name__}: {first_line(e)}"
+            raise ModelError(f"{folder}: model_type {config.model_type!r} does not run over a paged cache: {said}") from None
 
     def new_cache(self, slots: int, local_slots: int | None = None) -> KVCache:
         """A cache of keys and values with room for `slots` tokens, in sliding layers for `local_slots` if that is given."""
@@ -146,28 +142,31 @@ class HFDecoder:
         cache.write(layer, layout.slots, k, v)
         return attend(q, cache, layer, layout, scale, cap).view(1, len(q), q.shape[1], -1)
 
+    def _try_out(self, config: Any, quantization: str | None) -> None:
+        """Exchange attention, learn what layers keep, and compare with transformers' own pass. Raises ModelError where they differ."""
+        ids = torch.arange(_TRIAL, device=self.device) * 7919 % self.config.vocab_size
+        wanted = self.module(input_ids=ids[None], use_cache=False).logits[0]
+        self._exchange_attention()
+        self.module(input_ids=ids[None], position_ids=torch.arange(_TRIAL, device=self.device)[None], use_cache=False)
+        if not self._kept:
+            raise ModelError("its attention does not go through transformers' attention interface")
+        self._kept = dict(sorted(self._kept.items()))
+        windows = {k.window for k in self._kept.values() if k.window is not None}
+        said = "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or [])
+        if len(windows) > 1 or (said and not windows):
+            raise ModelError(f"its layers have windows of {sorted(windows) or 'unknown'} tokens, one known width is supported")
+        self.window = windows.pop() if windows else None
+        self._pack(quantization)
+        self._check(ids, wanted, quantization)
+
     def _exchange_attention(self) -> None:
         from transformers import AttentionInterface
 
         AttentionInterface.register(NAME, _attention)
-        try:
-            self.module.set_attn_implementation(NAME)
-        except ValueError as e:
-            raise ModelError(f"its attention cannot be exchanged in transformers ({first_line(e)})") from None
+        self.module.set_attn_implementation(NAME)
         for module in self.module.modules():
             if getattr(module, "layer_idx", None) is not None:
                 module.headstart = self
-
-    def _plain(self, ids: Tensor) -> Tensor:
-        """transformers' own logits of a text in one pass."""
-        return self.module(input_ids=ids[None], use_cache=False).logits[0]
-
-    def _first_pass(self, ids: Tensor) -> None:
-        """Learn what each layer keeps."""
-        self.module(input_ids=ids[None], position_ids=torch.arange(len(ids), device=self.device)[None], use_cache=False)
-        if not self._kept:
-            raise ModelError("its attention does not go through transformers' attention interface")
-        self._kept = dict(sorted(self._kept.items()))
 
     def _pack(self, quantization: str | None) -> None:
         """Matrices packed for the processor, as in the native decoder; those of the vocabulary are never quantised."""
@@ -181,14 +180,14 @@ class HFDecoder:
                 self.weight_bytes -= weight.nbytes
                 small = quantise(weight, quantization)
                 self.weight_bytes += small.nbytes
-                product = pack(small, module.bias)
+                product = pack(small, module.bias, self.dtype)
             else:
                 product = pack(weight, module.bias)
             module.forward = _rows(product)  # type: ignore[method-assign]
             if not (module is head and tied):
                 module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)  # the packed form has taken its place
 
-    def _check(self, ids: Tensor, wanted: Tensor, folder: Path, quantization: str | None) -> None:
+    def _check(self, ids: Tensor, wanted: Tensor, quantization: str | None) -> None:
         """Feed a text in pieces, over wrong drafts: a model that needs more than keys and values gives other logits than in one pass."""
         cache = self.new_cache(_TRIAL)
         got = []
@@ -200,9 +199,7 @@ class HFDecoder:
         off = float((torch.cat(got) - wanted).abs().max() / wanted.std())
         exact = {torch.float64: 1e-4, torch.float32: 1e-3}.get(self.dtype, 0.2)
         if not off < (exact if quantization is None else 2.0):
-            raise ModelError(
-                f"{folder}: its logits, fed in pieces, are off by {off:.2g} of their spread: it needs more than keys and values"
-            )
+            raise ModelError(f"its logits, fed in pieces, are off by {off:.2g} of their spread: it needs more than keys and values")
 
 
 def _attention(

@@ -1,7 +1,8 @@
 """Products with a weight that never changes: packed once for the processor, then y = x W^T (+ b).
 
-On the CPU in fp32, oneDNN's packed layout serves 1 to 8 rows in nearly the time of one, and (packed for several rows)
-computes a row by the same instructions whatever stands beside it. The plain call grows with every row.
+On the CPU the kernels serve where they were built (headstart/kernels): fp32, bf16 and integers, every row the same bits whatever
+stands beside it. Without them, oneDNN's packed layout serves 1 to 8 rows in fp32 in nearly the time of one, and (packed for
+several rows) computes a row by the same instructions whatever stands beside it. The plain call grows with every row.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headstart.kernels.library import active
+from headstart.kernels.packing import Packed, pack_floats, pack_integers
 from headstart.ops.quant import Quantised, Weight
 
 Linear = Callable[[Tensor], Tensor]
+Table = Tensor | Quantised | Packed
 
 # oneDNN chooses its blocking for this many rows; a hint of 1 would make one-row and many-row passes round differently.
 PACK_ROWS = 8
@@ -22,10 +26,41 @@ PACK_ROWS = 8
 WIDE_ROWS = 32
 
 
-def pack(weight: Weight, bias: Tensor | None = None) -> Linear:
-    """A function from x [R, in] to x W^T + b [R, out], for `weight` [out, in]; the packed form replaces the weight."""
+def pack(weight: Weight, bias: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Linear:
+    """A function from x [R, in] to x W^T + b [R, out], for `weight` [out, in]; the packed form replaces the weight.
+
+    dtype: of the products with a quantised weight.
+    """
+    if _served(weight, dtype):
+        return _pack_native(weight, bias)
     if isinstance(weight, Quantised):
         return lambda x: F.linear(x, weight.dequantise().to(x.dtype), bias)
+    return _pack_torch(weight, bias)
+
+
+def table_of(weight: Weight, dtype: torch.dtype) -> Table:
+    """A weight for looking up its rows, in the order of the kernels where they serve."""
+    return _pack_native(weight) if _served(weight, dtype) else weight
+
+
+def embed(tokens: Tensor, table: Table, dtype: torch.dtype) -> Tensor:
+    """Rows `tokens` [R] of a table [vocabulary, in], as [R, in]."""
+    return F.embedding(tokens, table) if isinstance(table, Tensor) else table.lookup(tokens, dtype)
+
+
+def _served(weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply this weight."""
+    of, device = (weight.dtype, weight.device) if isinstance(weight, Tensor) else (dtype, weight.codes.device)
+    return device.type == "cpu" and of in (torch.float32, torch.bfloat16) and active().path != "torch"
+
+
+def _pack_native(weight: Weight, bias: Tensor | None = None) -> Packed:
+    if isinstance(weight, Tensor):
+        return pack_floats(weight, bias)
+    return pack_integers(weight.integers(), weight.scale, weight.minimum, weight.columns, f"int{weight.bits}", bias)
+
+
+def _pack_torch(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.linear(x, weight, bias)
     if not torch.backends.mkldnn.is_available():

@@ -55,6 +55,10 @@ class Quantised:
     def numel(self) -> int:
         return self.codes.shape[0] * self.columns
 
+    def lookup(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows `tokens` [R] of the weight, as [R, in]."""
+        return self.rows(tokens).dequantise().to(dtype)
+
     def rows(self, index: Tensor) -> Quantised:
         """The rows at `index` [n], in that order."""
         minimum = None if self.minimum is None else self.minimum[index]
@@ -155,8 +159,3 @@ def join(parts: Seq[Weight]) -> Weight:
     scale = cat([p.scale for p in quantised])
     assert scale is not None
     return Quantised(torch.cat([p.codes for p in quantised]), scale, cat([p.minimum for p in quantised]), parts[0].shape[1])
-
-
-def embed(tokens: Tensor, table: Weight, dtype: torch.dtype) -> Tensor:
-    """Rows `tokens` [R] of a table, in the dtype [R, in]."""
-    return F.embedding(tokens, table) if isinstance(table, Tensor) else table.rows(tokens).dequantise().to(dtype)

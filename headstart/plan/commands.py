@@ -18,11 +18,6 @@ def commands(ask: Ask, runs: Fit, batch: int) -> list[tuple[str, str]]:
 
 
 def _here(ask: Ask, runs: Fit, batch: int) -> str:
-    from headstart.runtime.loader import FAMILIES
-
-    unknown = [s.family for s in (ask.target, ask.draft) if s is not None and s.family not in FAMILIES]
-    if unknown:
-        return f"not here yet: {unknown[0]} models (there are {', '.join(FAMILIES)})"
     if runs.devices > 1:
         return "not here: the native engine runs on one device"
     computed = ask.kv_dtype if ask.dtype in ("int8", "int4") else ask.dtype
@@ -32,10 +27,19 @@ def _here(ask: Ask, runs: Fit, batch: int) -> str:
     drafts = ["--draft", ask.draft.name if ask.draft else ask.draft_name, "-k", str(ask.k)] if ask.draft_name else []
     page = sum(bytes_per_token(s.cache, KV_BYTES[ask.kv_dtype]) for s in (ask.target, ask.draft) if s) * ask.block_size
     kv = math.ceil(batch * blocks_of(ask.context, ask.block_size) * page / 2**20)
-    return _join(
+    line = _join(
         "headstart", "serve", ask.target.name, *drafts, "--dtype", computed, *quantised, "--max-model-len", str(ask.context),
         "--max-num-seqs", str(batch), "--block-size", str(ask.block_size), "--kv-cache-memory", f"{kv}MiB",
     )  # fmt: skip
+    return line + _beyond(ask)
+
+
+def _beyond(ask: Ask) -> str:
+    """What to know of a family that has no code of its own here."""
+    from headstart.runtime.loader import FAMILIES
+
+    other = next((s for s in (ask.target, ask.draft) if s is not None and s.family not in FAMILIES), None)
+    return f"    # {other.family} has no code of its own here: headstart inspect {other.name} says whether it runs" if other else ""
 
 
 def _vllm(ask: Ask, runs: Fit, batch: int) -> str:

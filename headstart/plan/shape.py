@@ -61,7 +61,10 @@ class Shape:
         return round(self.read(1))
 
 
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text", "deepseek_v2", "deepseek_v3")
+FAMILIES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3", "olmo2", "granite",
+    "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
 
 # What transformers assumes where a config leaves it out; Gemma 3 configs do.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -149,7 +152,7 @@ def _grouped(c: _Fields, family: str, hidden: int, layers: int, heads: int, kv_h
     dim = c.whole("head_dim", hidden // heads)
     wide, narrow = heads * dim, kv_heads * dim
     bias = wide + 2 * narrow if family == "qwen2" else wide + 2 * narrow + hidden if c.config.get("attention_bias") else 0
-    norms = 2 * dim if family in ("qwen3", "qwen3_moe", "gemma3_text") else 0
+    norms = 2 * dim if family in ("qwen3", "qwen3_moe", "gemma3_text") else wide + narrow if family == "olmo2" else 0
     parameters = hidden * (wide + 2 * narrow) + wide * hidden + bias + norms
     windows = _windows(c, family, layers)
     cache = tuple(LayerCache(grouped(kv_heads, dim), w) for w in windows)
@@ -163,7 +166,7 @@ def _grouped(c: _Fields, family: str, hidden: int, layers: int, heads: int, kv_h
 
 def _windows(c: _Fields, family: str, layers: int) -> list[int | None]:
     """How far each layer looks back, None for all the way."""
-    if not c.config.get("sliding_window") or (family.startswith("qwen") and not c.config.get("use_sliding_window")):
+    if not c.config.get("sliding_window") or not c.config.get("use_sliding_window", not family.startswith("qwen")):
         return [None] * layers
     window, kinds = c.whole("sliding_window"), c.config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:

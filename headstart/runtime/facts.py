@@ -140,9 +140,9 @@ def _fit(draft: str, target: Mapping[str, Any], tokenizer: Any, token: str | Non
     except ModelError as e:
         return out | {"why": str(e)}
     rows, ids = checkpoint.config.get("vocab_size", 0), target["tokenizer"]["ids"]
-    if rows < ids and not difference:
+    if not difference and rows < ids:
         return out | {"why": f"{rows} vocabulary rows, the target has {ids} ids"}
     ratio = out["parameters"] / max(target["parameters"], 1)
-    remarks = [f"another vocabulary, which is translated: {difference}"] if difference else []
-    remarks += ["the draft is the larger of the two: are they swapped?"] if ratio > 1 else []
-    return out | {"fits": True, "size_of_target": round(ratio, 4), "why": "; ".join(remarks) or None}
+    words = [f"another vocabulary ({difference}), so its drafts are translated"] if difference else []
+    words += ["the draft is the larger of the two: are they swapped?"] if ratio > 1 else []
+    return out | {"fits": True, "size_of_target": round(ratio, 4), "why": "; ".join(words) or None}

@@ -15,8 +15,9 @@ from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2,
 from headstart.models.decoder import Decoder, ModelConfig
 from headstart.models.head import Head, HeadConfig, is_head
 from headstart.models.hf import HFDecoder
+from headstart.ops.linear import embed as embed_rows
+from headstart.ops.linear import table_of
 from headstart.ops.quant import Weight, quantise
-from headstart.ops.quant import embed as embed_rows
 from headstart.runtime.checkpoint import Checkpoint, convert
 
 _FAMILIES = (llama, mistral, qwen2, qwen3, gemma, phi3, smollm3, olmo2, granite)
@@ -134,7 +135,7 @@ def load_head(
         names.pop(name, None)
     with torch.inference_mode():
         if "embed_tokens.weight" in names:
-            table = source("embed_tokens.weight")
+            table = table_of(source("embed_tokens.weight"), dtype)
             embed = lambda tokens: embed_rows(tokens, table, dtype)  # noqa: E731
         head = Head(config, source, ids.to(device), embed, dtype, device)
     if names:

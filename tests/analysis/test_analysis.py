@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.save(folder / "target", model)
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.06 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype)
+            p += 0.03 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype)
     tiny.save(folder / "near", model)
     return folder
 
@@ -70,7 +70,7 @@ def test_greedy_passes_are_foretold_exactly(llm: LLM, folder: Path) -> None:
             assert m["tokens_per_pass"] == pytest.approx(d["tokens_per_pass"][k - 1], rel=1e-12), (d["name"], k)
             assert m["identical"] == m["answers"] == 4 and m["drafted"] > m["accepted"] > 0
     near = found["drafters"][2]
-    assert near["alpha"] == pytest.approx(near["agreement"]) and 0.3 < near["alpha"] < 1 and near["forward_kl"] > 0
+    assert near["alpha"] == pytest.approx(near["agreement"]) and 0.1 < near["alpha"] < 1 and near["forward_kl"] > 0
     assert len(set(near["rules"].values())) == 1 and not near["temperatures"]  # at temperature 0 the rules are one
     assert found["drafters"][0]["drafts_at"] < 1 and found["drafters"][0]["forward_kl"] is None
 
@@ -94,7 +94,8 @@ def test_a_draft_that_is_the_target(llm: LLM, folder: Path) -> None:
     (d,) = analysed(llm, [{"model": str(folder / "target")}], params)[0]["drafters"]
     assert d["alpha"] == pytest.approx(1) and d["agreement"] == 1 and d["forward_kl"] == pytest.approx(0, abs=1e-9)
     assert d["alpha_at_least"] == pytest.approx(1, abs=1e-4) and max(d["temperatures"], key=d["temperatures"].get) in ("0.7", "0.85")
-    assert d["tokens_per_pass"][5] > 6.5 and d["best_k"] == 6 and d["acceptance_per_position"] == pytest.approx([1] * 6, abs=0.08)
+    assert d["tokens_per_pass"][5] == 40 / 6 and d["best_k"] == 6  # 7 + 7 + 7 + 7 + 7 + 5
+    assert d["stands_when_drafted"] == pytest.approx([1] * 6) and d["acceptance_per_position"][0] == pytest.approx(1)
 
 
 def test_bounds_entropy_and_ranking(llm: LLM, folder: Path) -> None:

@@ -94,7 +94,9 @@ def test_streams_and_aborts(llm: LLM) -> None:
 )
 def test_bad_requests_leave_nothing_behind(llm: LLM, prompt: list[int], params: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        llm.generate([{"prompt_token_ids": [5]}, {"prompt_token_ids": prompt}], SamplingParams(max_tokens=4, **params), use_tqdm=False)
+        llm.generate(
+            [{"prompt_token_ids": [5]}, *[{"prompt_token_ids": prompt}] * 2], SamplingParams(max_tokens=4, **params), use_tqdm=False
+        )
     assert not llm.engine.requests
     assert llm.generate([5], SamplingParams(max_tokens=1), use_tqdm=False)[0].finished
 

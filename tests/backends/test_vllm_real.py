@@ -126,6 +126,15 @@ def test_log_probabilities_are_those_of_the_target(native: LLM, lookup: LLM) -> 
         assert len(a.prompt_logprobs or ()) == len(b.prompt_logprobs or ())
 
 
+@pytest.mark.parametrize("engine", ["lookup", "paired"])
+def test_drafted_rows_are_sampled_as_asked_for(native: LLM, engine: str, request: pytest.FixtureRequest) -> None:
+    """Where only one token is left, sampling is greedy: temperature, top_k and top_p reach every row of a draft (mend.py)."""
+    here = native.generate(PROMPTS, greedy())
+    for options in ({"temperature": 0.9, "top_k": 1}, {"temperature": 1.3, "top_p": 1e-6}):
+        there = request.getfixturevalue(engine).generate(PROMPTS, greedy(**options))
+        assert ids(here) == ids(there) and drafted(there)[0] > 0
+
+
 def test_sampling_is_repeatable_and_streams_grow(lookup: LLM) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, top_k=50, seed=11, max_tokens=16, ignore_eos=True)
     again, first = (ids(lookup.generate([PROMPTS[0]], params)) for _ in range(2))

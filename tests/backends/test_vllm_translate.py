@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from headstart.backends.vllm.refuse import CONFIG, REQUEST, refuse_config, refuse_here, refuse_request
-from headstart.backends.vllm.translate import PROPOSER, engine_arguments, flags, sampling_arguments
+from headstart.backends.vllm.translate import _SAMPLING, PROPOSER, engine_arguments, flags, sampling_arguments
 from headstart.core.config import EngineConfig, build_config
 from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
@@ -125,6 +126,8 @@ REFUSED_CONFIG: list[tuple[dict[str, Any], str]] = [
     ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
     ({"speculative_config": {"method": "ngram", "verify": "match"}}, "match"),
     ({"speculative_config": {"method": "prediction"}}, "prediction"),
+    ({"speculative_config": {"drafters": ["suffix", "ngram"]}}, "hybrid"),
+    ({"speculative_config": {"method": "quantised"}}, "quantised"),
     ({"speculative_config": {"method": "suffix", "shared": True}}, "arctic"),
     ({"speculative_config": {"model": D, "draft_temperature": 0.5}}, "draft_temperature"),
     ({"speculative_config": SpeculativeConfig(model=D, quantization="int8")}, "quantising"),
@@ -137,6 +140,8 @@ REFUSED_REQUEST: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {1: 1}}, "logit_bias"),
     ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
     ({"verify": "match"}, "verify"),
+    ({"drafter": "suffix"}, "drafter"),
+    ({"trace_drafts": True}, "trace_drafts"),
     ({"prediction": "x"}, "prediction"),
     ({"logits_processors": [lambda ids, row: row]}, "logits_processors"),
     ({"n": 2, "temperature": 0}, "n above 1"),
@@ -146,6 +151,13 @@ REFUSED_REQUEST: list[tuple[dict[str, Any], str]] = [
 
 def test_every_row_of_the_tables_is_tested() -> None:
     assert (len(REFUSED_CONFIG), len(REFUSED_REQUEST)) == (len(CONFIG), len(REQUEST))
+
+
+def test_every_field_of_a_request_is_said_or_refused() -> None:
+    """A new one needs a row of the table, or a word in `translate`."""
+    elsewhere = {"truncate_prompt_tokens", "structured_outputs"}
+    refused = {name for given, _ in REFUSED_REQUEST for name in given}
+    assert {f.name for f in fields(SamplingParams)} == {*_SAMPLING} | refused | elsewhere
 
 
 @pytest.mark.parametrize(("given", "word"), REFUSED_CONFIG)

@@ -103,8 +103,11 @@ def test_another_vocabulary_is_explained(headstart: Call, tiny: Path, tmp_path: 
     from tests import tiny as other
 
     other.write_llama(tmp_path, vocab=len(other.write_tokenizer(tmp_path)))
-    code, out, err = headstart("analyse", tiny, "--draft", tmp_path, *SMALL)
-    assert code == 2 and not out and "ids stand for the same string" in err and "id 0 is" in err
+    code, out, err = headstart("analyse", tiny, "--draft", tmp_path, "--limit", 1, *SMALL)
+    assert code == 0 and "ids stand for the same string" in err and "id 0 is" in err and tmp_path.name in out  # it is translated
+    same_only = json.dumps({"model": str(tmp_path), "use_heterogeneous_vocab": False})
+    code, out, err = headstart("analyse", tiny, "--draft", same_only, *SMALL)
+    assert code == 2 and not out and "ids stand for the same string" in err.splitlines()[-1]
 
 
 BAD = [

@@ -44,8 +44,7 @@ def answers(target, **options):
     return [o for p in params for o in llm.generate(prompts, p, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("kind", ["head", "small"])
-@pytest.mark.parametrize("more", [{}, {"quantization": "int8"}])
+@pytest.mark.parametrize(("kind", "more"), [("head", {}), ("head", {"quantization": "int8"}), ("small", {})])
 def test_a_draft_made_here_changes_no_answer(kind, more, target, request):
     draft = request.getfixturevalue(kind)
     config = {"model": str(draft), "num_speculative_tokens": 3, "adaptive": False, **more}
@@ -78,11 +77,14 @@ def test_a_small_model_assists_in_transformers(small, target):
     assert assistant.config.num_hidden_layers == 1 and assistant.config.vocab_size == big.config.vocab_size
 
 
-def test_the_report_says_what_was_found(head):
+def test_the_report_says_what_was_found(head, target):
     found = json.loads((head / "report.json").read_text())
     assert found["data"]["tokens"] >= 800 and found["after"][0]["alpha"] >= found["before"][0]["alpha"] > 0
     assert found["points"][0]["step"] == 0 and found["points"][-1]["step"] == found["training"]["steps"]
     page, card = (head / "report.html").read_text(), (head / "README.md").read_text()
+    assert found["target"] == target.name and str(target) not in page + card + (head / "config.json").read_text(), (
+        "where things lie here is nobody's business"
+    )
     assert page.count("<svg") == 2 and "<script" not in page
     assert f"| 1 | {found['before'][0]['alpha']:.3f} | {found['after'][0]['alpha']:.3f} |" in card and "eagle3" in card
 
@@ -105,7 +107,7 @@ def test_more_texts_go_on_from_those_that_are_there(head, target, capfd):
         (("--time-budget", "soon"), "30m"),
         (("--time-budget", "5m", "--epochs", "2"), "leave one of them out"),
         (("--kind", "heads"), "did you mean 'head'?"),
-        (("--loss", "l2"), "valid"),
+        (("--loss", "l2"), "did you mean 'kl'?"),
         (("--layers", "1"), "--kind model"),
         (("--kind", "model", "--taps", "1"), "--kind head"),
         (("--kind", "model", "--layers", "1", "--draft", "x"), "leave one of them out"),
@@ -139,7 +141,7 @@ def test_a_head_of_another_target_is_refused(head, target, tmp_path):
     from tests.tiny import write_llama, write_tokenizer
 
     size = len(write_tokenizer(tmp_path / "other").get_vocab())
-    write_llama(tmp_path / "other", vocab=size, hidden=64, max_len=128, eos=2)
+    write_llama(tmp_path / "other", vocab=size, hidden=64, layers=3, max_len=128, eos=2)
     with pytest.raises(ModelError, match="hidden size 32"):
         LLM(str(tmp_path / "other"), dtype="float32", kv_cache_memory="64MiB", speculative_config={"method": "eagle3", "model": str(head)})
     with pytest.raises(ModelError, match="leave method='head' out"):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headstart.core.errors import ModelError
-from headstart.ops.linear import pack
-from headstart.ops.quant import BLOCKS, GROUP, Quantised, embed, from_blocks, join, quantise
+from headstart.ops.linear import embed, pack
+from headstart.ops.quant import BLOCKS, GROUP, Quantised, from_blocks, join, quantise
 
 SHAPES = [(1, 1), (7, 32), (5, 33), (64, 96), (96, 576)]
 

@@ -12,6 +12,7 @@ from headstart.core.memory import bytes_per_token, sequence_bytes
 from headstart.plan import source
 from headstart.plan.shape import read_shape
 from headstart.plan.source import find_shape
+from tests import families
 
 
 def shape(name: str):
@@ -120,6 +121,18 @@ def test_counts_are_those_of_transformers(bias: bool, tied: bool) -> None:
     config = {**LLAMA, "tie_word_embeddings": tied, "attention_bias": bias, "mlp_bias": bias}
     model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"}))
     assert read_shape("x", config).parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("family", "variant"), [(f, v) for f, variants in families.FAMILIES.items() for v in variants])
+def test_families_that_run_here_are_counted_as_they_are_loaded(family: str, variant: str) -> None:
+    from headstart.runtime.loader import FAMILIES
+
+    model = families.make(family, families.FAMILIES[family][variant])
+    config = model.config.to_dict()
+    found, own = read_shape("x", config), FAMILIES[family].read_config(config)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert [c.window for c in found.cache] == [own.window if local else None for local in own.sliding or [False] * own.layers]
+    assert {c.numbers for c in found.cache} == {2 * own.kv_heads * own.head_dim}
 
 
 @pytest.mark.parametrize(

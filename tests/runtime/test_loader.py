@@ -254,7 +254,7 @@ def test_quantised_from_gguf(tmp_path, monkeypatch, kind, block):
     assert [k for rows, k in anew if rows > 200] == ([] if block == "Q8_0" else ["int8"])
     text = [5, 280, 3, 80, 2, 9]
     got, wanted = (Runner(m, 4, 4, 97, 128).forward([Feed(text, 0, [0, 1], 6)])[0] for m in (quantised, full))
-    near = 1e-5 if block == "Q8_0" else 0.1 if straight or kind == "int8" else 1.0
+    near = 1e-3 if block == "Q8_0" else 0.1 if straight or kind == "int8" else 1.0
     assert float((got - wanted).abs().max()) < float(wanted.std()) * near
 
 

@@ -70,7 +70,7 @@ def test_only_the_rows_asked_for(logits):
 def test_the_head_is_computed_for_those_rows_only(monkeypatch, tmp_path):
     """The head is a third of a small model: a prefill chunk must not pay it."""
     tiny.write_llama(tmp_path)
-    model = load_model(open_checkpoint(str(tmp_path)), torch.float32, CPU)
+    model = load_model(open_checkpoint(str(tmp_path)), torch.float64, CPU)
     head, fed = model.head, []
     model.head = lambda x: fed.append(len(x)) or head(x)
     runner = Runner(model, 8, SIZE, 97, 99)

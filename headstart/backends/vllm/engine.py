@@ -243,7 +243,8 @@ class VllmEngine:
             self.worker.close()
             raise EngineError(f"vLLM's engine failed: {message['failed']}; {self.worker.last_words()}")
         if "rejected" in message:
-            self.requests.pop(message["rejected"], None)
+            if self.requests.pop(message["rejected"], None) is None:  # aborted on our side meanwhile
+                return []
             raise ConfigError(f"vLLM: {message['why']}")
         touched = []
         for told in message["outputs"]:

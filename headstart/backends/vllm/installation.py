@@ -17,6 +17,7 @@ from headstart.core.errors import ConfigError
 PACKAGE = Path(__file__).parents[2]  # headstart's folder
 VARIABLE = "HEADSTART_VLLM_PYTHON"
 OLDEST = (0, 32)
+_PLUGIN = "headstart_mend"
 HOW_TO = (
     "vLLM lives in an environment of its own: `make vllm` builds one for CPUs in .venv-vllm, on GPUs python -m venv E && "
     f"E/bin/pip install vllm; then --vllm-python E/bin/python or {VARIABLE}=E/bin/python"
@@ -107,11 +108,22 @@ def environment(installation: Installation, hf_token: str | None = None) -> Iter
     """
     with tempfile.TemporaryDirectory(prefix="headstart-vllm-") as folder:
         (Path(folder) / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
+        _register_plugin(Path(folder))
         out = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")}
         out["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         out["PATH"] = os.pathsep.join((str(Path(installation.python).parent), os.environ.get("PATH", "")))
         for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):  # a library does not report its user unasked
             out.setdefault(name, "1")
+        if "VLLM_PLUGINS" in out:  # a list of those that may load
+            out["VLLM_PLUGINS"] += f",{_PLUGIN}"
         if hf_token:
             out["HF_TOKEN"] = hf_token
         yield out
+
+
+def _register_plugin(folder: Path) -> None:
+    """What a package that is installed would say of its plugin (mend.py)."""
+    about = folder / f"{_PLUGIN}-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{_PLUGIN} = headstart.backends.vllm.mend:register\n")

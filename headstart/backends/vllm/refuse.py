@@ -125,9 +125,14 @@ REQUEST: tuple[RequestRow, ...] = (
         f"vLLM has one rule for all requests: set it in speculative_config, {_NATIVE}",
     ),
     RequestRow(
-        lambda p, s: p.drafter is not None,
+        lambda p, s: p.drafter not in (None, s.method),
         "drafter of one request",
-        f"vLLM drafts by one method for all requests: leave it out, {_NATIVE}",
+        f"vLLM has one drafter for all requests: set it in speculative_config, {_NATIVE}",
+    ),
+    RequestRow(
+        lambda p, s: p.trace_drafts,
+        "trace_drafts",
+        f"vLLM does not tell which tokens were drafted, only how many per step: leave it out, {_NATIVE}",
     ),
     RequestRow(
         lambda p, s: p.prediction is not None,

@@ -1,0 +1,132 @@
+"""The compiled library: found, checked and chosen once per process.
+
+$HEADSTART_KERNELS names a path: avx2, or torch for none; unset takes the best that this processor has. A path is used only after
+its products have agreed with torch's here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstart.core.errors import ConfigError, first_line, nearest
+
+VARIABLE = "HEADSTART_KERNELS"
+PATHS = ("torch", "avx2")  # the place of a path is its number in the library
+
+
+class Matrix(ctypes.Structure):
+    """src/abi.hpp: Matrix."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "rows", "inputs", "columns", "groups")),
+        *((name, c_void_p) for name in ("codes", "scale", "minimum", "bias")),
+    )
+
+
+class Layer(ctypes.Structure):
+    """src/abi.hpp: Layer."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "mlp_norm")),
+    )
+
+
+class Model(ctypes.Structure):
+    """src/abi.hpp: Model."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "kv_kind")),
+        *((name, c_float) for name in ("eps", "scale")),
+        ("layer", POINTER(Layer)),
+        *((name, Matrix) for name in ("embedding", "head")),
+        *((name, c_void_p) for name in ("norm", "inv_freq")),
+    )
+
+
+class Span(ctypes.Structure):
+    """src/abi.hpp: Span."""
+
+    _fields_ = (*((name, c_int64) for name in ("first_row", "rows", "length", "base")), ("slots", c_void_p))
+
+
+class Pass(ctypes.Structure):
+    """src/abi.hpp: Pass."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "spans", "logit_rows")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots")),
+        ("span", POINTER(Span)),
+        ("wanted", c_void_p),
+        *((name, POINTER(c_void_p)) for name in ("keys", "values")),
+        ("logits", c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class Active:
+    """The path that serves: one of `PATHS`, and in words why it is this one."""
+
+    path: str
+    why: str
+    handle: Any = None
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Run a function of the library on torch's number of threads. Raises MemoryError."""
+        if getattr(self.handle, f"headstart_{function}")(PATHS.index(self.path), torch.get_num_threads(), *arguments):
+            raise MemoryError("there is no memory for the activations of this pass: lower max_num_batched_tokens")
+
+
+def active() -> Active:
+    """What serves in this process. Raises ConfigError when $HEADSTART_KERNELS names what cannot serve."""
+    return _choose(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _choose(asked: str) -> Active:
+    if asked and asked not in PATHS:
+        raise ConfigError(f"{VARIABLE}={asked!r} is not a path: {nearest(asked, PATHS)}")
+    if asked == "torch":
+        return Active("torch", f"{VARIABLE}=torch asks for it")
+    handle, lack = _load()
+    if handle is None:
+        if asked:
+            raise ConfigError(f"{VARIABLE}={asked} cannot be had: {lack}")
+        return Active("torch", lack)
+    best = PATHS[handle.headstart_best()]
+    if asked and PATHS.index(asked) > PATHS.index(best):
+        raise ConfigError(f"{VARIABLE}={asked} cannot be had: the best path of this processor is {best}")
+    path = asked or best
+    chosen = Active(path, f"{VARIABLE}={asked} asks for it" if asked else "the best that this processor has", handle)
+    if path == "torch":
+        return Active("torch", "this processor has no AVX2 with FMA and F16C")
+    from headstart.kernels.packing import disagreement
+
+    wrong = disagreement(chosen)
+    if wrong and asked:
+        raise ConfigError(f"{VARIABLE}={asked} cannot be had: {wrong}")
+    return Active("torch", wrong) if wrong else chosen
+
+
+@functools.cache
+def _load() -> tuple[Any, str]:
+    """(the library, "") or (None, why there is none)."""
+    files = sorted(Path(__file__).parent.glob("_kernels*.so"))
+    if not files:
+        return None, "the kernels were not built: install a C++ compiler (g++), then headstart again"
+    try:
+        handle = ctypes.CDLL(str(files[0]))
+        handle.headstart_decode.argtypes = [c_int, c_int, POINTER(Model), POINTER(Pass)]
+        handle.headstart_product.argtypes = [c_int, c_int, POINTER(Matrix), c_void_p, c_int64, c_void_p]
+        handle.headstart_read.argtypes = [c_int, c_int, c_char_p, c_int64]
+    except (OSError, AttributeError) as e:
+        return None, f"the kernels do not load ({first_line(e)}): install headstart again"
+    return handle, ""

@@ -1,0 +1,101 @@
+"""Weights in the order in which the kernels read them: panels of 16 outputs side by side, their inputs in pairs one after another.
+
+A packed weight is one copy, read from the first byte to the last in every pass. It is a function from x to x W^T + b, and a table whose
+rows can be looked up (an embedding that is the head too needs no second copy).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headstart.kernels.library import Active, Matrix, active
+
+PANEL = 16
+GROUP = 32
+KINDS = {torch.float32: 0, torch.bfloat16: 1, "int8": 2, "int4": 3}
+
+
+class Packed:
+    """A weight [out, in] in the kernels' order. `struct` is what they are given; its pointers live as long as this object."""
+
+    def __init__(self, codes: Tensor, scale: Tensor | None, minimum: Tensor | None, bias: Tensor | None, kind: int, shape: tuple[int, int]):
+        self.codes, self.scale, self.minimum, self.shape = codes, scale, minimum, shape
+        self.bias = None if bias is None else bias.float().contiguous()
+        groups = 0 if scale is None or scale.dtype is torch.float32 else scale.shape[1]
+        columns = -(-shape[1] // (2 if kind < 2 else GROUP)) * (2 if kind < 2 else GROUP)
+        pointers = (None if t is None else t.data_ptr() for t in (codes, scale, minimum, self.bias))
+        self.struct = Matrix(kind, *shape, columns, groups, *pointers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x W^T + b [..., out] in the dtype of x [..., in]; every row's numbers are the same bits for any number of rows."""
+        return self.product(active(), x)
+
+    def product(self, by: Active, x: Tensor) -> Tensor:
+        values = x.reshape(-1, self.shape[1]).float().contiguous()
+        out = torch.empty(len(values), self.shape[0])
+        if len(values):
+            by.call("product", self.struct, values.data_ptr(), len(values), out.data_ptr())
+        return out.to(x.dtype).view(*x.shape[:-1], self.shape[0])
+
+    def lookup(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows `tokens` [R] of the weight, as [R, in]."""
+        panel, column = tokens // PANEL, tokens % PANEL
+        rows = self.codes[panel, :, column]
+        if self.codes.dtype is torch.uint8:
+            rows = torch.stack((rows & 15, rows >> 4), 2)
+        rows = rows.reshape(len(tokens), -1)
+        if self.scale is not None:
+            scale = self.scale[panel, :, column].float()  # [R, groups]
+            rows = rows.float().view(*scale.shape, -1) * scale[..., None]
+            if self.minimum is not None:
+                rows += self.minimum[panel, :, column].float()[..., None]
+            rows = rows.view(len(tokens), -1)
+        return rows[:, : self.shape[1]].to(dtype)
+
+
+def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Packed:
+    """Pack a weight [out, in] in fp32 or bf16."""
+    padded = F.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % PANEL))
+    panels = padded.view(-1, PANEL, padded.shape[1])
+    codes = panels.transpose(1, 2) if weight.dtype is torch.float32 else panels.unflatten(2, (-1, 2)).transpose(1, 2)
+    return Packed(codes.contiguous(), None, None, bias, KINDS[weight.dtype], (weight.shape[0], weight.shape[1]))
+
+
+def pack_integers(codes: Tensor, scale: Tensor, minimum: Tensor | None, columns: int, kind: str, bias: Tensor | None = None) -> Packed:
+    """Pack codes int8 [out, padded in] with scales [out, 1] in fp32 or [out, groups] in fp16, minima as scales or None.
+
+    kind: "int8", or "int4" for codes 0..15. `columns`: how many inputs there are.
+    """
+    rows = len(codes)
+    padded = F.pad(codes, (0, -codes.shape[1] % GROUP, 0, -rows % PANEL)).unflatten(0, (-1, PANEL))
+    pairs = padded.unflatten(2, (-1, 2)).transpose(1, 2)  # [panel, pair, 16, 2]
+    if kind == "int4":
+        low, high = pairs.unflatten(1, (-1, 2)).unbind(2)
+        pairs = (low | high << 4).view(torch.uint8)
+    beside = [
+        None if t is None else F.pad(t, (0, 0, 0, -rows % PANEL)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+        for t in (scale, minimum)
+    ]
+    return Packed(pairs.contiguous(), beside[0], beside[1], bias, KINDS[kind], (rows, columns))
+
+
+def disagreement(by: Active) -> str:
+    """In words, where a path's products differ from torch's; empty when they do not."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 70, generator=generator) for n in (13, 67))
+    codes = torch.randint(0, 16, (67, 96), generator=generator, dtype=torch.int8)
+    groups = torch.rand(67, 3, generator=generator).half() + 0.5
+    expanded = groups.float().repeat_interleave(GROUP, 1)
+    trials = {
+        "float32": (pack_floats(weight), weight),
+        "bfloat16": (pack_floats(weight.bfloat16()), weight.bfloat16()),
+        "int8": (pack_integers(codes, groups[:, :1].float().contiguous(), None, 70, "int8"), codes * groups[:, :1].float()),
+        "int4": (pack_integers(codes, groups, -groups, 70, "int4"), (codes - 1) * expanded),
+    }
+    for name, (packed, wanted) in trials.items():
+        exact = x.double() @ wanted[:, :70].double().T
+        if not torch.allclose(packed.product(by, x).double(), exact, rtol=1e-4, atol=2e-2):
+            return f"the {by.path} kernels compute wrong {name} products on this processor: please report it"
+    return ""

@@ -1,0 +1,62 @@
+// What Python (library.py) and every instruction set agree on: plain structs, pointers and sizes.
+#pragma once
+#include <cstdint>
+
+constexpr int PANEL = 16;  // columns of a packed weight that lie side by side
+constexpr int GROUP = 32;  // inputs that share a scale
+
+enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
+
+// A weight of a product y = x W^T + b, packed (packing.py).
+struct Matrix {
+    int32_t kind, rows, inputs;
+    int32_t columns;      // inputs, padded to whole pairs, or for integers to whole groups
+    int32_t groups;       // columns / GROUP scales per row in fp16, or 0: one scale per row in fp32
+    const void* codes;    // [panel][k / 2][16][2], int4: [panel][k / 4][16][2] with k, k + 1 in low and k + 2, k + 3 in high halves
+    const void* scale;    // [panel][group][16], or [rows]
+    const void* minimum;  // the same in fp16, or null
+    const float* bias;    // [rows], or null
+};
+
+struct Layer {
+    Matrix qkv, out, gate_up, down;
+    const float *input_norm, *mlp_norm;
+};
+
+struct Model {
+    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate;
+    int32_t kv_kind;  // F32 or BF16
+    float eps, scale;
+    const Layer* layer;
+    Matrix embedding, head;
+    const float *norm, *inv_freq;
+};
+
+// Rows of one sequence. Its keys 0..length-1 lie at `slots`, or from `base` on where slots is null.
+struct Span {
+    int64_t first_row, rows, length, base;
+    const int64_t* slots;
+};
+
+struct Pass {
+    int64_t rows, spans, logit_rows;
+    const int64_t *tokens, *positions, *slots;
+    const Span* span;
+    const int64_t* wanted;  // [logit_rows]
+    void* const* keys;      // [layers] of [slot][kv_heads][head_dim]
+    void* const* values;
+    float* logits;  // [logit_rows][head.rows]
+};
+
+class Team;
+
+// One instruction set's functions. Each of a team's threads calls them with the same arguments; `scratch` has the bytes asked for.
+struct Kernels {
+    int64_t (*product_bytes)(const Matrix&, int64_t rows);
+    void (*product)(Team&, const Matrix&, const float* x, int64_t rows, float* y, char* scratch);
+    int64_t (*decode_bytes)(const Model&, const Pass&);
+    void (*decode)(Team&, const Model&, const Pass&, char* scratch);
+    void (*read)(Team&, const char* bytes, int64_t size, int64_t* sums);
+};
+
+extern const Kernels kernels_avx2;
