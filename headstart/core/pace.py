@@ -199,6 +199,9 @@ class Pace:
         own = self.runners.get(seq_id)
         if own is None:
             own = self.runners[seq_id] = _Runner()
+        for offer in offers:
+            if not offer.found:
+                self.rests.setdefault(offer.drafter, 0)
         which, k = self._choice(own, offers, adaptive) if offers else (0, 0)
         self.active += (k > 0) - (own.k > 0)
         own.k = k
@@ -226,7 +229,7 @@ class Pace:
         return which, k
 
     def _may_probe(self, drafter: str) -> bool:
-        return self.rests.get(drafter, 0) >= SHORTEST_PAUSE and self.probing <= PROBES * self.seconds
+        return self.rests[drafter] >= SHORTEST_PAUSE and self.probing <= PROBES * self.seconds
 
     def _best(self, own: _Runner, offer: Offer, adaptive: bool) -> tuple[float, int]:
         """(tokens per second over those of a plain step, length) at the best length, supposing that those who draft do as this one."""
@@ -294,8 +297,8 @@ class Pace:
         plain = self.curve(sequences) if self.curve.known else seconds
         self.curve.observe(rows, seconds)
         self.seconds += seconds + self.drafting
-        for drafter in self.draft_steps:
-            self.rests[drafter] = 0 if drafter in self.drawing else self.rests.get(drafter, 0) + 1
+        for drafter in self.rests:
+            self.rests[drafter] = 0 if drafter in self.drawing else self.rests[drafter] + 1
         if self.probed:
             self.probing += max(0.0, seconds + self.drafting - plain)
 

@@ -219,3 +219,17 @@ def test_in_a_large_batch_those_that_draft_nothing_look_now_and_then():
     alone = Pace()
     alone.choose(0, [])
     assert all(alone.looks(0, length) for length in range(10))
+
+
+def test_a_model_that_was_never_chosen_is_tried():
+    """Where a lookup is expected to be better from the start, too: what nobody tried nobody knows."""
+    pace, offers = Pace(), [Offer("lookup", 8, found=True, prior=0.9), Offer("model", 8)]
+    used = []
+    for step in range(60):
+        which, k = pace.choose(0, offers)
+        used.append(which if k else None)
+        pace.watch(0, offers[0], step, [7] * 8)
+        pace.compare(0, [7] * (step + 1))
+        pace.pass_took(1 + k, 1, 0.05 + 0.001 * k)
+        pace.end_step()
+    assert used.count(0) > 40 and used.count(1) > 0
