@@ -1,4 +1,4 @@
-"""`headstart doctor`: what serves on this machine and why, how fast it reads memory, and with a model what a pass costs by its rows."""
+"""`headstart doctor`: what serves here and why, how fast memory is read, which vLLM there is, and what a pass of a model costs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _BYTES = 256 << 20  # read for the bandwidth, where no model says how much
 
 def doctor(model: ModelOptions, *, as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False) -> None:
     """Say which kernels serve and why, how fast memory is read, and with --model what a pass costs by its rows."""
+    from headstart.backends.vllm.installation import describe
     from headstart.bench.summary import machine
     from headstart.kernels.library import active
     from headstart.kernels.measure import read_bandwidth
@@ -28,6 +29,7 @@ def doctor(model: ModelOptions, *, as_json: Annotated[bool, Option("--json", hel
         size = loaded["weight_bytes"]
         found |= loaded
     found["read_gb_per_s"] = round(read_bandwidth(size) / 1e9, 1)
+    found["vllm"] = describe(model.vllm_python)
     print(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
@@ -56,6 +58,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"processor    {found['processor']}, {found['threads']} threads",
         f"kernels      {found['kernels']}: {found['kernels_why']}",
         f"memory       {found['read_gb_per_s']} GB/s, read once from end to end",
+        *found["vllm"],
     ]
     if "width_curve_ms" not in found:
         return lines
