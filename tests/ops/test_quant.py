@@ -89,7 +89,7 @@ def test_join():
 def test_products_and_rows(kind):
     weight, x, bias = quantise(normal(20, 70), kind), normal(5, 70, seed=1), normal(20, seed=2)
     exact = x.double() @ weight.dequantise().double().T + bias.double()
-    torch.testing.assert_close(pack(weight, bias)(x).double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pack(weight, bias)(x).double(), exact, rtol=1e-4, atol=2e-3)  # the kernels round activations to 16 bits
     tokens = torch.tensor([4, 0, 4])
     assert torch.equal(embed(tokens, weight, torch.float64), weight.dequantise()[tokens].double())
 

@@ -77,14 +77,17 @@ def run_to_the_end(words: Seq[str], variables: Mapping[str, str], note: Callable
     asked: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
+    def hand_on(to: subprocess.Popen[bytes]) -> None:
+        note("stopping vLLM; a second signal ends it at once")
+        to.send_signal(signal.SIGTERM)
+
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             if len(asked) == 1:
-                note("stopping vLLM; a second signal ends it at once")
-                process.send_signal(signal.SIGTERM)
+                hand_on(process)
             else:
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -92,7 +95,7 @@ def run_to_the_end(words: Seq[str], variables: Mapping[str, str], note: Callable
     try:
         process = subprocess.Popen(words, env=variables, start_new_session=True)
         if asked:  # while it was being started
-            process.send_signal(signal.SIGTERM)
+            hand_on(process)
         code = process.wait()
         return bool(asked), code
     finally:
