@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headstart.core.errors import ConfigError, nearest
@@ -45,3 +46,16 @@ def put_once(out: dict[str, Any], name: str, value: Any, said: str) -> None:
     if name in out and out[name] != value:
         raise ConfigError(f"{said}={value!r} contradicts {name}={out[name]!r}: leave one of them out")
     out[name] = value
+
+
+def check_prompt(ids: Sequence[int], vocab: int, limit: int) -> None:
+    """Raises ConfigError for a prompt that is empty, leaves no room in a context of `limit`, or holds what is no id below `vocab`."""
+    if not ids:
+        raise ConfigError("the prompt is empty: give at least one token")
+    if len(ids) >= limit:
+        raise ConfigError(
+            f"the prompt has {len(ids)} tokens, the context {limit} with room for at least one new: shorten it or raise max_model_len"
+        )
+    bad = next((t for t in ids if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < vocab), None)
+    if bad is not None:
+        raise ConfigError(f"prompt token id {bad!r} is not an id of the vocabulary (0..{vocab - 1})")

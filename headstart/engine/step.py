@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headstart.core import rand
 from headstart.core.blocks import BlockPool
+from headstart.core.checks import check_prompt
 from headstart.core.errors import ConfigError, nearest
 from headstart.core.outputs import Logprob
 from headstart.core.pace import Pace
@@ -146,15 +147,7 @@ class Engine:
         vocab, limit = self.target.vocab, self.target.max_len
         if request_id in self.requests:
             raise ConfigError(f"request_id={request_id!r} is in use: choose another")
-        if not ids:
-            raise ConfigError("the prompt is empty: give at least one token")
-        if len(ids) >= limit:
-            raise ConfigError(
-                f"the prompt has {len(ids)} tokens, the context {limit} with room for at least one new: shorten it or raise max_model_len"
-            )
-        bad = next((t for t in ids if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < vocab), None)
-        if bad is not None:
-            raise ConfigError(f"prompt token id {bad!r} is not an id of the vocabulary (0..{vocab - 1})")
+        check_prompt(ids, vocab, limit)
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             unknown = next((t for t in getattr(params, name) or () if t >= vocab), None)
             if unknown is not None:

@@ -19,6 +19,7 @@ from headstart.backends.vllm.installation import Installation, environment, find
 from headstart.backends.vllm.process import Worker
 from headstart.backends.vllm.refuse import refuse_config, refuse_here, refuse_request
 from headstart.backends.vllm.translate import engine_arguments, sampling_arguments
+from headstart.core.checks import check_prompt
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError, EngineError
 from headstart.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SpecDecodeMetrics, SpeculativeStats
@@ -223,15 +224,7 @@ class VllmEngine:
         keep = params.truncate_prompt_tokens
         if keep is not None:
             ids = ids[-(keep if keep > 0 else max(1, limit - (params.max_tokens or 1))) :]
-        if not ids:
-            raise ConfigError("the prompt is empty: give at least one token")
-        if len(ids) >= limit:
-            raise ConfigError(
-                f"the prompt has {len(ids)} tokens, the context {limit} with room for at least one new: shorten it or raise max_model_len"
-            )
-        bad = next((t for t in ids if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < vocab), None)
-        if bad is not None:
-            raise ConfigError(f"prompt token id {bad!r} is not an id of the vocabulary (0..{vocab - 1})")
+        check_prompt(ids, vocab, limit)
         return list(ids)
 
     def step(self) -> list[RemoteRequest]:
