@@ -6,7 +6,6 @@ judged is the rest: answers, their times, drafts made and accepted, and whether 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -14,9 +13,10 @@ from typing import Any
 
 from headstart.api import LLM
 from headstart.bench.arms import PLAIN, Arm, plain_arm
-from headstart.bench.run import Answer, Group, Plan, Run, Talk, encode, question_seed, warm_plan
+from headstart.bench.run import Answer, Group, Plan, Run, Talk, converse, warm_plan
 from headstart.bench.summary import document
 from headstart.bench.verdict import JOINT, LAW_PROMPT, Verdict, judge_tokens, law_verdict
+from headstart.bench.workload import Question
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestError, SpeculativeStats
 from headstart.core.params import MAX_N, SamplingParams
@@ -95,49 +95,16 @@ def _ask_all(llm: LLM, arm: Arm, run: Run, advance: Callable[[int], None], stop:
                     run.groups.append(group)
 
 
-def _ask(llm: LLM, questions: Seq[Any], plan: Plan, group: Group, advance: Callable[[int], None], stop: Callable[[], bool]) -> None:
-    """Answer a group of questions together, each conversation going on as soon as its answer stands; fills `group`."""
+def _ask(llm: LLM, questions: Seq[Question], plan: Plan, group: Group, advance: Callable[[int], None], stop: Callable[[], bool]) -> None:
+    """Answer a group of questions together; fills `group`."""
     engine: Any = llm.engine
     engine.forget()  # equal work for every arm: no prompt is remembered from the one before
-    live: dict[str, Talk] = {}
-    start = time.perf_counter()
 
-    def ask(talk: Talk) -> None:
-        ids = encode(llm, talk.messages)
-        if len(ids) + (plan.params.max_tokens or 1) > engine.target.max_len:
-            left = range(talk.turn, len(talk.question.turns))
-            group.skipped += [(talk.question.id, turn) for turn in left]
-            advance(len(left))
-            return
-        name = f"bench-{talk.slot}-{talk.turn}"
-        talk.asked, talk.bursts = time.perf_counter(), []
-        seed = question_seed(plan, group.repeat, talk)
-        engine.add(name, None, ids, replace(plan.params, temperature=group.temperature, seed=seed))
-        live[name] = talk
+    def answer(request: Any, talk: Talk) -> Answer:
+        group.fed_drafts += request.stats[0].num_draft_tokens
+        return _answer(request.output(), talk)
 
-    try:
-        for slot, question in enumerate(questions):
-            ask(Talk(question, slot))
-        while live:
-            if stop():
-                group.complete = False
-                return
-            touched = engine.step()
-            now = time.perf_counter()
-            for request in touched:
-                talk, made = live[request.id], request.outputs[0]
-                talk.bursts.append((now - talk.asked, len(made.token_ids)))
-                if request.finished:
-                    del live[request.id]
-                    group.answers.append(_answer(request.output(), talk))
-                    group.fed_drafts += request.stats[0].num_draft_tokens
-                    advance(1)
-                    if talk.go_on(made.text):
-                        ask(talk)
-        group.seconds = time.perf_counter() - start
-    finally:
-        for name in live:
-            engine.abort(name)
+    converse(llm, questions, plan, group, advance, stop, lambda prefill: engine.step(), lambda r: len(r.outputs[0].token_ids), answer)
 
 
 def _answer(output: Any, talk: Talk) -> Answer:

@@ -188,10 +188,37 @@ class Talk:
 def run_group(
     llm: LLM, arm: Arm, questions: Seq[Question], plan: Plan, group: Group, advance: Callable[[int], None], stop: Callable[[], bool]
 ) -> None:
-    """Answer a group of questions together, each conversation going on as soon as its answer stands; fills `group`."""
+    """Answer a group of questions together by one arm; fills `group`."""
     engine = llm.engine
     engine.use(arm.drafter, arm.k, arm.verify, arm.pace)
     engine.pool.forget()  # equal work for every arm: no prompt is remembered from the one before
+
+    def step(prefill: bool) -> list[Request]:
+        before = engine.clock.read()
+        touched = engine.step()
+        _account(group, before, engine.clock.read(), prefill)
+        return touched
+
+    converse(llm, questions, plan, group, advance, stop, step, lambda request: len(request.completions[0].seq.output), _answer)
+
+
+def converse(
+    llm: LLM,
+    questions: Seq[Question],
+    plan: Plan,
+    group: Group,
+    advance: Callable[[int], None],
+    stop: Callable[[], bool],
+    step: Callable[[bool], Seq[Any]],
+    made: Callable[[Any], int],
+    answer: Callable[[Any, Talk], Answer],
+) -> None:
+    """Ask questions together, each conversation going on as soon as its answer stands; fills `group`.
+
+    What engines differ in: step(whether a prompt is being read) gives the requests it touched, made(request) how many tokens
+    one has by now, answer(request, talk) what is kept of one that is finished.
+    """
+    engine: Any = llm.engine
     live: dict[str, Talk] = {}
     start = time.perf_counter()
 
@@ -215,18 +242,14 @@ def run_group(
             if stop():
                 group.complete = False
                 return
-            prefill = any(not talk.bursts for talk in live.values())
-            before = engine.clock.read()
-            touched = engine.step()
+            touched = step(any(not talk.bursts for talk in live.values()))
             now = time.perf_counter()
-            _account(group, before, engine.clock.read(), prefill)
             for request in touched:
                 talk = live[request.id]
-                talk.bursts.append((now - talk.asked, len(request.completions[0].seq.output)))
+                talk.bursts.append((now - talk.asked, made(request)))
                 if request.finished:
                     del live[request.id]
-                    answer = _answer(request, talk)
-                    group.answers.append(answer)
+                    group.answers.append(answer(request, talk))
                     advance(1)
                     if talk.go_on(request.output().outputs[0].text):
                         ask(talk)
