@@ -23,7 +23,7 @@ from typing import Any
 
 import checkpoints
 
-import headstart
+from headstart.core import openmp
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 NAMES = {"plain": "plain", "lookup": "prompt lookup", "draft": "draft model"}
@@ -63,8 +63,8 @@ class Arm:
 def start(python: str, engine: str, mode: str, options: dict[str, Any], verbose: bool) -> Arm:
     """A worker that is loading; `hear` waits until it is ready."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(options["threads"]), "TOKENIZERS_PARALLELISM": "false"}
-    if headstart.WAITS_PASSIVELY and engine != "headstart":  # our own choice for how threads wait is not theirs
-        del environment["OMP_WAIT_POLICY"]
+    if openmp.WAITS_PASSIVELY and engine != "headstart":  # our own choice for how threads wait is not theirs
+        del environment[openmp.VARIABLE]
     if python != sys.executable:  # another environment: ours must not be found from there
         environment.pop("PYTHONPATH", None)
     command = [python, str(WORKER), json.dumps({**options, "engine": engine, "mode": mode})]

@@ -5,18 +5,12 @@ Importing this package imports neither torch nor transformers; the names below l
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+import headstart.core.openmp  # noqa: F401 - before torch
 
-# Behind each of its tasks torch's OpenMP threads spin for milliseconds, on the very processors that the kernels want (docs/kernels.md).
-# OpenMP reads how they should wait once, when torch is loaded. What a user has set stays.
-WAITS_PASSIVELY = "OMP_WAIT_POLICY" not in os.environ and any(Path(__file__).parent.glob("kernels/_kernels*.so"))
-if WAITS_PASSIVELY:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headstart.api import LLM

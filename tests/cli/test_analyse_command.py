@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.cli.interrupts import SoonAsked
+
 Call = Callable[..., tuple[int, str, str]]
 SMALL = ("--max-tokens", 24, "--dtype", "float32", "--kv-cache-memory", "8MiB", "-k", 4)
 
@@ -73,28 +75,11 @@ def test_text_of_models_is_escaped(headstart: Call, tiny: Path, tmp_path: Path) 
     assert "<script" not in page and "<b>bold" not in page and "&lt;" in page
 
 
-class _SoonAsked:
-    """Ctrl-C after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __enter__(self) -> _SoonAsked:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    @property
-    def asked(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 def test_an_interrupted_run_reports_what_it_has(headstart: Call, tiny: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstart.cli.analyse.Interruptible", lambda: _SoonAsked(30))
+    monkeypatch.setattr("headstart.cli.analyse.Interruptible", lambda: SoonAsked(30))
     code, out, _ = headstart("analyse", tiny, "--draft", "ngram", "--data", data, *SMALL)
     assert code == 130 and "INTERRUPTED" in out and "Ranking" in out
-    monkeypatch.setattr("headstart.cli.analyse.Interruptible", lambda: _SoonAsked(1))
+    monkeypatch.setattr("headstart.cli.analyse.Interruptible", lambda: SoonAsked(1))
     code, out, err = headstart("analyse", tiny, "--draft", "ngram", "--data", data, *SMALL)
     assert code == 2 and not out and "fewer questions" in err
 

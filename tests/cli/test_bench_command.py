@@ -12,6 +12,7 @@ import pytest
 
 from headstart.core.types import Verdict
 from headstart.ops.verify import verify
+from tests.cli.interrupts import SoonAsked
 
 Call = Callable[..., tuple[int, str, str]]
 TEXT = "the harbour master keeps a list of every ship the harbour master keeps a list"
@@ -105,28 +106,11 @@ def test_synthetic_acceptance_is_what_was_asked_for(headstart: Call, tiny: Path,
     assert any("the speed is that of no real draft" in n for n in found["notes"])
 
 
-class _SoonAsked:
-    """Ctrl-C after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __enter__(self) -> _SoonAsked:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    @property
-    def asked(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 @pytest.mark.parametrize("steps", [10, 200])
 def test_an_interrupted_run_reports_what_it_has(
     headstart: Call, tiny: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    monkeypatch.setattr("headstart.cli.bench.Interruptible", lambda: _SoonAsked(steps))
+    monkeypatch.setattr("headstart.cli.bench.Interruptible", lambda: SoonAsked(steps))
     code, out, _ = headstart("bench", "-m", tiny, *NGRAM, "--data", data, *SMALL, "--out", tmp_path)
     found = json.loads((tmp_path / "bench.json").read_text())
     assert code == 130 and found["interrupted"] and "INTERRUPTED" in out and "<html" in (tmp_path / "bench.html").read_text()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import headstart
+from headstart.core import openmp
 from headstart.core.errors import ConfigError
 
 PACKAGE = Path(__file__).parents[2]  # headstart's folder
@@ -110,7 +110,7 @@ def environment(installation: Installation, hf_token: str | None = None) -> Iter
     with tempfile.TemporaryDirectory(prefix="headstart-vllm-") as folder:
         (Path(folder) / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
         _register_plugin(Path(folder))
-        ours = ("PYTHONHOME", "VIRTUAL_ENV", *(("OMP_WAIT_POLICY",) if headstart.WAITS_PASSIVELY else ()))
+        ours = ("PYTHONHOME", "VIRTUAL_ENV", *((openmp.VARIABLE,) if openmp.WAITS_PASSIVELY else ()))
         out = {k: v for k, v in os.environ.items() if k not in ours}
         out["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         out["PATH"] = os.pathsep.join((str(Path(installation.python).parent), os.environ.get("PATH", "")))
