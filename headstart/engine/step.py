@@ -39,7 +39,7 @@ from headstart.engine.request import Completion, Request
 from headstart.engine.trace import trace
 from headstart.ops.grammar import Grammar, GrammarCompiler
 from headstart.ops.logprobs import Scores, log_law, score
-from headstart.ops.verify import Fault, verify
+from headstart.ops.verify import Fault, verify_batch
 from headstart.runtime.runner import Feed, Runner
 from headstart.runtime.tokenizer import continuation
 
@@ -273,6 +273,9 @@ class Engine:
             else:
                 logits = self.target.forward(feeds)
             self.clock.lap("target")
+            steps = [(r[-1 - len(p.tokens) :], p, c.seq) for c, p, r in zip(chunks, proposals, logits, strict=True) if c.samples]
+            verdicts = iter(verify_batch(steps))
+            self.clock.lap("verify")
             touched: dict[str, Request] = {}
             for chunk, proposal, rows in zip(chunks, proposals, logits, strict=True):
                 seq = chunk.seq
@@ -285,15 +288,12 @@ class Engine:
                     self.pool.settle(seq)
                     continue
                 touched[request.id] = request
-                try:
-                    accepted, tail = verify(rows, proposal, seq)
-                except Fault as e:
-                    self._commit(request, completion, proposal, rows, e.accepted, None)
-                    self._fail(request, seq, str(e))
+                verdict = next(verdicts)
+                if isinstance(verdict, Fault):
+                    self._commit(request, completion, proposal, rows, verdict.accepted, None)
+                    self._fail(request, seq, str(verdict))
                 else:
-                    self.clock.lap("verify")
-                    self._commit(request, completion, proposal, rows, accepted, tail)
-                    self.clock.lap("other")
+                    self._commit(request, completion, proposal, rows, verdict.accepted, verdict.tail)
             self.drafter.observe(chunks)
             for chunk in chunks:
                 if chunk.seq.finished:

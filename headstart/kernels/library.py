@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,30 @@ class Pass(ctypes.Structure):
     )
 
 
+class Logits(ctypes.Structure):
+    """src/abi.hpp: Logits."""
+
+    _fields_ = (*((name, c_int64) for name in ("rows", "size", "stride")), ("at", c_void_p))
+
+
+class Filters(ctypes.Structure):
+    """src/abi.hpp: Filters."""
+
+    _fields_ = (*((name, c_double) for name in ("temperature", "min_p", "top_p")), ("top_k", c_int64))
+
+
+class Race(ctypes.Structure):
+    """src/abi.hpp: Race."""
+
+    _fields_ = (("size", c_int64), ("key", c_uint64), ("law", c_void_p), ("names", c_void_p))
+
+
+class Choice(ctypes.Structure):
+    """src/abi.hpp: Choice."""
+
+    _fields_ = (("size", c_int64), ("logits", c_void_p), ("key", c_uint64), ("filters", Filters))
+
+
 @dataclass(frozen=True)
 class Active:
     """The path that serves: one of `PATHS`, and in words why it is this one."""
@@ -127,6 +151,9 @@ def _load() -> tuple[Any, str]:
         handle.headstart_decode.argtypes = [c_int, c_int, POINTER(Model), POINTER(Pass)]
         handle.headstart_product.argtypes = [c_int, c_int, POINTER(Matrix), c_void_p, c_int64, c_void_p]
         handle.headstart_read.argtypes = [c_int, c_int, c_char_p, c_int64]
+        handle.headstart_law.argtypes = [c_int, c_int, POINTER(Logits), POINTER(Filters), c_void_p]
+        handle.headstart_race.argtypes = [c_int, c_int, POINTER(Race), POINTER(c_int64)]
+        handle.headstart_choose.argtypes = [c_int, c_int, POINTER(Choice), c_int64, POINTER(c_int64)]
     except (OSError, AttributeError) as e:
         return None, f"the kernels do not load ({first_line(e)}): install headstart again"
     return handle, ""

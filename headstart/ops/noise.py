@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headstart.core import rand
+from headstart.kernels import sampling as kernels
 
 
 def _signed(x: int) -> int:
@@ -37,6 +38,8 @@ def race(law: Tensor, seed: int, position: int, names: Tensor | None = None) -> 
     (Daliri, Musco, Suresh 2408.07978), which is how a draft shares the target's choice. Only ids of positive
     probability take part. names: the ids [V] that the entries of the law stand for; their own numbers when not given.
     """
+    if by := kernels.serving(law, torch.float64):
+        return kernels.race(by, law, rand.key(seed, rand.POSITION, position), names)
     at = law.nonzero().squeeze(1)
     ids = at if names is None else names[at]
     arrival = -torch.log1p(-uniforms(seed, rand.POSITION, position, ids))

@@ -2,6 +2,8 @@
 
 Order: shaped logits (`shaping.py`) in fp32 -> temperature -> min_p -> top_k -> top_p, each filter on the renormalised survivors of the one
 before. Filters keep every token that ties with the last one kept, so the law is a function of the logits alone.
+
+Where the kernels serve they compute the same (kernels/sampling.py); what follows here is what that means.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headstart.core.params import SamplingParams
+from headstart.kernels import sampling as kernels
 
 # top_p looks at this many largest probabilities before it pays for sorting the whole vocabulary.
 TOP_P_HEAD = 1024
@@ -20,6 +23,8 @@ def law(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         choice = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(-1, choice, 1.0)
+    if by := kernels.serving(logits, torch.float32):
+        return kernels.law(by, logits, params)
     scaled = logits.double()
     scaled = (scaled - scaled.amax(-1, keepdim=True)) / params.temperature
     p = torch.softmax(scaled, -1)

@@ -1,18 +1,29 @@
 """Verification on tensors: the twin of `core/acceptance.py`, which takes the decision itself on the numbers gathered here.
 
-Knows one sequence at a time; a batch is a loop, and a row never sees its neighbours.
+Sequences of a batch are judged each by itself, and a row never sees its neighbours. Only rows whose token needs no law in memory are
+chosen together, in one call of the kernels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from headstart.core import acceptance, rand
+from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal, Sequence, Verdict
+from headstart.kernels import sampling as kernels
 from headstart.ops.noise import pick, race
 from headstart.ops.sampling import law
 from headstart.ops.shaping import ProcessorError, shape
+
+NOT_FINITE = "the logits are not finite: the model or its dtype is at fault"
+
+# What a step of one sequence brings: logits [k + 1, V] of the target, row i before draft i is fed, the k drafts, and whose they are.
+Step = tuple[Tensor, Proposal, Sequence]
 
 
 class Fault(ValueError):
@@ -23,6 +34,12 @@ class Fault(ValueError):
         self.accepted = accepted
 
 
+def verify_batch(steps: Seq[Step]) -> list[Verdict | Fault]:
+    """`verify` of every step: its verdict, or the fault that it raises."""
+    chosen = _chosen(steps)
+    return [_by_choices(chosen[i], step[1].tokens) if i in chosen else _by_laws(*step) for i, step in enumerate(steps)]
+
+
 def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     """How many of k drafts stand, and the token after them.
 
@@ -30,21 +47,52 @@ def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     by the number of its committed tokens, the key of the uniforms. Raises Fault where plain decoding would meet a row
     without a law; a row that only a rejected draft leads to harms nobody.
     """
+    (verdict,) = verify_batch([(logits, proposal, seq)])
+    if isinstance(verdict, Fault):
+        raise verdict
+    return verdict
+
+
+def _chosen(steps: Seq[Step]) -> dict[int, list[int]]:
+    """By the number of a step the target's own token at each row, -1 where a logit is not finite; of steps that this decides."""
+    own: dict[int, int] = {}  # step -> rows
+    rows: list[tuple[Tensor, SamplingParams, int]] = []
+    by = None
+    for i, (logits, proposal, seq) in enumerate(steps):
+        serving = kernels.serving(logits, torch.float32) if _samples(proposal, seq) and not seq.params.shapes else None
+        if serving is None:
+            continue
+        by, own[i], at = serving, len(logits), len(seq.tokens)
+        keys = [0 if seq.params.greedy else rand.key(seq.seed, rand.POSITION, at + j) for j in range(len(logits))]
+        rows += ((row, seq.params, key) for row, key in zip(logits, keys, strict=True))
+    ids = iter(kernels.choose(by, rows) if by is not None else ())
+    return {i: list(islice(ids, count)) for i, count in own.items()}
+
+
+def _samples(proposal: Proposal, seq: Sequence) -> bool:
+    """Whether the target's own token at each row decides. Without drafts it does under every rule, so `match` equals plain sampling."""
+    return seq.params.greedy or seq.rule == "match" or not proposal.tokens
+
+
+def _by_choices(choices: list[int], drafts: list[int]) -> Verdict | Fault:
+    verdict = acceptance.verify_match(choices, drafts)
+    return Fault(verdict.accepted, NOT_FINITE) if verdict.tail < 0 else verdict
+
+
+def _by_laws(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict | Fault:
     drafts, q = proposal.tokens, proposal.probs
     shaped, fault = _usable(logits, seq, drafts)
     if fault is not None:
         drafts, q = drafts[: fault.accepted], None if q is None else q[: fault.accepted]
-    verdict = _decide(shaped, drafts, q, seq)
-    if fault is not None and verdict.accepted == fault.accepted:
-        raise fault
-    return verdict
+    verdict = _decide(shaped, Proposal(drafts, q), seq)
+    return fault if fault is not None and verdict.accepted == fault.accepted else verdict
 
 
 def _usable(logits: Tensor, seq: Sequence, drafts: list[int]) -> tuple[Tensor, Fault | None]:
     """The shaped rows. From the first row on that has no law they are cut off, with a placeholder for that row itself."""
     if not bool(torch.isfinite(logits.sum())):
         row = int(torch.isfinite(logits.sum(-1)).logical_not().nonzero()[0])
-        return _until(row, "the logits are not finite: the model or its dtype is at fault", logits, seq, drafts)
+        return _until(row, NOT_FINITE, logits, seq, drafts)
     try:
         shaped = shape(logits, seq, drafts)
     except ProcessorError as e:
@@ -64,13 +112,13 @@ def _until(row: int, words: str, logits: Tensor, seq: Sequence, drafts: list[int
     return torch.cat([*rows, placeholder]), Fault(row, words)
 
 
-def _decide(logits: Tensor, drafts: list[int], q: Tensor | None, seq: Sequence) -> Verdict:
+def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
+    drafts, q = proposal.tokens, proposal.probs
     params, seed, length = seq.params, seq.seed, len(seq.tokens)
     if params.greedy:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
     p = law(logits, params)
-    if seq.rule == "match" or not drafts:
-        # A step without drafts is plain sampling under every rule, so `match` equals it by construction.
+    if _samples(proposal, seq):
         choices: list[int] = []
         for i in range(len(drafts) + 1):
             choices.append(race(p[i], seed, length + i))

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from headstart.core.types import Verdict
-from headstart.ops.verify import verify
+from headstart.ops.verify import verify_batch
 from tests.cli.interrupts import SoonAsked
 
 Call = Callable[..., tuple[int, str, str]]
@@ -69,17 +69,17 @@ def test_json_on_stdout_is_the_file(headstart: Call, tiny: Path, data: Path, tmp
     assert code == 0 and json.loads(out) == json.loads((tmp_path / "bench.json").read_text()) and not err
 
 
-def _credulous(logits: Any, proposal: Any, *rest: Any) -> Verdict:
+def _credulous(steps: Any) -> list[Any]:
     """A verification that lets every first draft stand: fast, and wrong."""
-    verdict = verify(logits, proposal, *rest)
-    return Verdict(max(verdict.accepted, 1), verdict.tail) if proposal.tokens else verdict
+    found = zip(verify_batch(steps), steps, strict=True)
+    return [Verdict(max(v.accepted, 1), v.tail) if isinstance(v, Verdict) and proposal.tokens else v for v, (_, proposal, _) in found]
 
 
 @pytest.mark.parametrize(("temperature", "words"), [("0", "DIFFERENT"), ("1", "ANOTHER LAW")])
 def test_a_wrong_verification_fails(
     headstart: Call, tiny: Path, data: Path, monkeypatch: pytest.MonkeyPatch, temperature: str, words: str
 ) -> None:
-    monkeypatch.setattr("headstart.engine.step.verify", _credulous)
+    monkeypatch.setattr("headstart.engine.step.verify_batch", _credulous)
     argv = ("bench", "-m", tiny, *NGRAM, "--data", data, "--limit", 2, *SMALL, "-t", temperature, "--samples", 120)
     code, out, _ = headstart(*argv)
     assert code == 1 and f"FAIL ngram k=5, batch 1, {'greedy' if temperature == '0' else 'temperature 1'}: {words}" in out

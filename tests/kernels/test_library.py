@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import torch
 from headstart.core.errors import ConfigError
 from headstart.kernels import library, packing
 from tests.kernels.test_products import needs_kernels, paths
+
+STRUCTURES = [getattr(library, n) for n in ("Matrix", "Layer", "Model", "Span", "Pass", "Logits", "Filters", "Race", "Choice")]
 
 
 @pytest.fixture
@@ -73,10 +76,8 @@ def test_wrong_products_are_not_used(ask, monkeypatch):
 @needs_kernels
 def test_the_structures_are_those_of_the_library():
     """ctypes and the compiler lay them out alike."""
-    import ctypes
-
     handle, _ = library._load()
-    for i, kind in enumerate((library.Matrix, library.Layer, library.Model, library.Span, library.Pass)):
+    for i, kind in enumerate(STRUCTURES):
         assert handle.headstart_size(i) == ctypes.sizeof(kind), kind
 
 

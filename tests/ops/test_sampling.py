@@ -111,6 +111,7 @@ def test_law_depends_on_the_logits_only():
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 4.0])
 def test_top_p_head_equals_the_full_sort(monkeypatch, top_p, spread):
     """Flat laws need more than the head, peaked ones do not: the same law either way."""
+    monkeypatch.setenv("HEADSTART_KERNELS", "torch")
     logits, params = rows(3, 5000, spread), SamplingParams(top_p=top_p)
     head = law(logits, params)
     monkeypatch.setattr(sampling, "TOP_P_HEAD", 5000)

@@ -48,6 +48,34 @@ struct Pass {
     float* logits;  // [logit_rows][head.rows]
 };
 
+// Rows of logits [rows][size], `stride` numbers apart.
+struct Logits {
+    int64_t rows, size, stride;
+    const float* at;
+};
+
+// What makes a law of logits (ops/sampling.py). Off: min_p = 0, top_k = 0 or the size of the vocabulary, top_p = 1.
+struct Filters {
+    double temperature, min_p, top_p;
+    int64_t top_k;
+};
+
+// An entry of a law for each id, and the key of their noise (core/rand.py). `names`: the ids, or null for 0, 1, 2, ...
+struct Race {
+    int64_t size;
+    uint64_t key;
+    const double* law;
+    const int64_t* names;
+};
+
+// A row of logits, and how its token is chosen: the largest when the temperature is 0, else by the race of this key.
+struct Choice {
+    int64_t size;
+    const float* logits;
+    uint64_t key;
+    Filters filters;
+};
+
 class Team;
 
 // One instruction set's functions. Each of a team's threads calls them with the same arguments; `scratch` has the bytes asked for.
@@ -57,6 +85,11 @@ struct Kernels {
     int64_t (*decode_bytes)(const Model&, const Pass&);
     void (*decode)(Team&, const Model&, const Pass&, char* scratch);
     void (*read)(Team&, const char* bytes, int64_t size, int64_t* sums);
+    int64_t (*law_bytes)(const Logits&, int threads);
+    void (*law)(Team&, const Logits&, const Filters&, double* out, char* scratch);
+    void (*race)(Team&, const Race&, int64_t* id);
+    int64_t (*choose_bytes)(const Choice*, int64_t count, int threads);
+    void (*choose)(Team&, const Choice*, int64_t count, int64_t* ids, char* scratch);
 };
 
 extern const Kernels kernels_avx2;

@@ -1,5 +1,6 @@
 // The functions of one instruction set; compiled once for each, with KERNELS naming the table.
 #include "decoder.hpp"
+#include "sampling.hpp"
 
 namespace {
 
@@ -44,4 +45,6 @@ void read_all(Team& team, const char* bytes, int64_t size, int64_t* sums) {
 }  // namespace
 
 extern const Kernels KERNELS;
-const Kernels KERNELS = {product_bytes, product_of, decode_bytes, decode_in, read_all};
+const Kernels KERNELS = {
+    product_bytes, product_of, decode_bytes, decode_in, read_all, law_bytes, law_of, race_of, choose_bytes, choose_of,
+};

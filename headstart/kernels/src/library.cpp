@@ -11,54 +11,60 @@ int best() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fm
 
 const Kernels& table(int) { return kernels_avx2; }  // one instruction set so far
 
-struct Call {
-    const Kernels& kernels;
-    const Model* model = nullptr;
-    const Pass* pass = nullptr;
-    const Matrix* matrix = nullptr;
-    const void* from = nullptr;
-    int64_t count = 0;
-    void* to = nullptr;
-};
+// Run `work` (team, scratch) on the threads. Returns 0, or 1 when there is no memory for what it needs beside its arguments.
+template <class Work>
+int run(int threads, int64_t scratch_bytes, const Work& work) {
+    const auto call = [](Team& team, void* context, char* scratch) { (*static_cast<const Work*>(context))(team, scratch); };
+    return !run_team(threads, scratch_bytes, call, const_cast<Work*>(&work));
+}
+
+// Few rows are sampled sooner than other threads wake.
+int threads_for(int64_t rows, int threads) { return rows < 4 ? 1 : threads; }
 
 }  // namespace
 
 EXPORT int headstart_best() { return best(); }
 
-// The three below return 0, or 1 when there is no memory for what they need beside their arguments.
-
 EXPORT int headstart_decode(int path, int threads, const Model* model, const Pass* pass) {
-    Call call{table(path), model, pass};
-    const auto work = [](Team& team, void* context, char* scratch) {
-        const Call& c = *static_cast<Call*>(context);
-        c.kernels.decode(team, *c.model, *c.pass, scratch);
-    };
-    return !run_team(threads, call.kernels.decode_bytes(*model, *pass), work, &call);
+    const Kernels& k = table(path);
+    return run(threads, k.decode_bytes(*model, *pass), [&](Team& team, char* scratch) { k.decode(team, *model, *pass, scratch); });
 }
 
 // y [rows][matrix.rows] = x [rows][matrix.inputs] times the weight transposed.
 EXPORT int headstart_product(int path, int threads, const Matrix* matrix, const float* x, int64_t rows, float* y) {
-    Call call{table(path), nullptr, nullptr, matrix, x, rows, y};
-    const auto work = [](Team& team, void* context, char* scratch) {
-        const Call& c = *static_cast<Call*>(context);
-        c.kernels.product(team, *c.matrix, static_cast<const float*>(c.from), c.count, static_cast<float*>(c.to), scratch);
-    };
-    return !run_team(threads, call.kernels.product_bytes(*matrix, rows), work, &call);
+    const Kernels& k = table(path);
+    return run(threads, k.product_bytes(*matrix, rows), [&](Team& team, char* scratch) { k.product(team, *matrix, x, rows, y, scratch); });
 }
 
 // Read `size` bytes once, as fast as can be.
-EXPORT int headstart_read(int path, int threads, const void* bytes, int64_t size) {
+EXPORT int headstart_read(int path, int threads, const char* bytes, int64_t size) {
     int64_t sums[1];
-    Call call{table(path), nullptr, nullptr, nullptr, bytes, size, sums};
-    const auto work = [](Team& team, void* context, char*) {
-        const Call& c = *static_cast<Call*>(context);
-        c.kernels.read(team, static_cast<const char*>(c.from), c.count, static_cast<int64_t*>(c.to));
-    };
-    return !run_team(threads, 64, work, &call);
+    return run(threads, 64, [&](Team& team, char*) { table(path).read(team, bytes, size, sums); });
+}
+
+// out [rows][size]: the laws of the next token.
+EXPORT int headstart_law(int path, int threads, const Logits* logits, const Filters* filters, double* out) {
+    const Kernels& k = table(path);
+    const int useful = threads_for(logits->rows, threads);
+    return run(useful, k.law_bytes(*logits, useful), [&](Team& team, char* scratch) { k.law(team, *logits, *filters, out, scratch); });
+}
+
+// The id that a law's race gives, -1 when it has no mass.
+EXPORT int headstart_race(int path, int, const Race* race, int64_t* id) {
+    return run(1, 64, [&](Team& team, char*) { table(path).race(team, *race, id); });
+}
+
+// ids [count]: the token of each row, -1 for one without.
+EXPORT int headstart_choose(int path, int threads, const Choice* choices, int64_t count, int64_t* ids) {
+    const Kernels& k = table(path);
+    const int useful = threads_for(count, threads);
+    const int64_t bytes = k.choose_bytes(choices, count, useful);
+    return run(useful, bytes, [&](Team& team, char* scratch) { k.choose(team, choices, count, ids, scratch); });
 }
 
 // The size of a structure, for the test that Python's are the same.
 EXPORT int64_t headstart_size(int which) {
-    const int64_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Span), sizeof(Pass)};
+    const int64_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Span), sizeof(Pass),
+                             sizeof(Logits), sizeof(Filters), sizeof(Race), sizeof(Choice)};
     return sizes[which];
 }

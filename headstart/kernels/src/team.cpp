@@ -85,15 +85,20 @@ void Team::barrier() {
 bool run_team(int threads, size_t scratch_bytes, void (*work)(Team&, void*, char*), void* context) {
     std::lock_guard<std::mutex> lock(turn);
     if (pool && pool->owner != getpid()) pool = nullptr;  // a forked child has none of its parent's threads: leave what was theirs
-    if (pool && pool->team.size != threads) {
+    if (pool && threads > 1 && pool->team.size != threads) {
         delete pool;
         pool = nullptr;
     }
     if (!pool) pool = new Pool(threads);
     if (!pool->reserve(scratch_bytes)) return false;
+    if (threads == 1) {  // whatever the pool has sleeps on
+        Team alone(1);
+        work(alone, context, pool->scratch);
+        return true;
+    }
     pool->work = work;
     pool->context = context;
-    if (threads > 1) pool->begin();
+    pool->begin();
     work(pool->team, context, pool->scratch);
     pool->team.barrier();
     return true;

@@ -1,0 +1,52 @@
+"""From logits to a token in one call: the law and the race of ops/sampling.py and ops/noise.py, which define them, and both at once.
+
+A row's numbers are the same bits beside any other rows and on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from ctypes import byref, c_int64
+
+import torch
+from torch import Tensor
+
+from headstart.core.params import SamplingParams
+from headstart.kernels.library import Active, Choice, Filters, Logits, Race, active
+
+
+def serving(rows: Tensor, dtype: torch.dtype) -> Active | None:
+    """The path that takes these rows [..., V], which must be of `dtype`, on the CPU and each without gaps; None: torch does."""
+    fits = rows.dtype is dtype and rows.device.type == "cpu" and rows.stride(-1) == 1 and rows.numel() > 0
+    return by if fits and (by := active()).handle is not None else None
+
+
+def law(by: Active, logits: Tensor, params: SamplingParams) -> Tensor:
+    """Laws fp64 [R, V] of logits fp32 [R, V], for params that are not greedy; NaN for a row that has none."""
+    out = torch.empty(logits.shape, dtype=torch.float64)
+    rows = Logits(*logits.shape, logits.stride(0), logits.data_ptr())
+    by.call("law", rows, _filters(params), out.data_ptr())
+    return out
+
+
+def race(by: Active, law: Tensor, key: int, names: Tensor | None) -> int:
+    """The id of the least -log1p(-u) / law, u keyed by `key` and the id, on a law fp64 [V].
+
+    names: the ids int64 [V] of its entries, or None for 0..V-1.
+    """
+    names = None if names is None else names.contiguous()
+    winner = c_int64()
+    by.call("race", Race(len(law), key, law.data_ptr(), None if names is None else names.data_ptr()), byref(winner))
+    return winner.value
+
+
+def choose(by: Active, rows: Seq[tuple[Tensor, SamplingParams, int]]) -> list[int]:
+    """Of each row of finite logits fp32 [V] the token that its options and its key of the race give; -1 where one is not finite."""
+    choices = (Choice * len(rows))(*(Choice(len(x), x.data_ptr(), key, _filters(params)) for x, params, key in rows))
+    ids = (c_int64 * len(rows))()
+    by.call("choose", choices, len(rows), ids)
+    return list(ids)
+
+
+def _filters(params: SamplingParams) -> Filters:
+    return Filters(0.0 if params.greedy else params.temperature, params.min_p, params.top_p, params.top_k)
