@@ -57,10 +57,10 @@ class Packed:
 
 def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Packed:
     """Pack a weight [out, in] in fp32 or bf16."""
-    padded = F.pad(weight, (0, weight.shape[1] % 2, 0, -weight.shape[0] % PANEL))
-    panels = padded.view(-1, PANEL, padded.shape[1])
-    codes = panels.transpose(1, 2) if weight.dtype is torch.float32 else panels.unflatten(2, (-1, 2)).transpose(1, 2)
-    return Packed(codes.contiguous(), None, None, bias, KINDS[weight.dtype], (weight.shape[0], weight.shape[1]))
+    codes = _panels(_padded(weight, 2), torch.int32).view(weight.dtype)
+    if weight.dtype is torch.bfloat16:
+        codes = codes.unflatten(2, (PANEL, 2))
+    return Packed(codes, None, None, bias, KINDS[weight.dtype], (weight.shape[0], weight.shape[1]))
 
 
 def pack_integers(codes: Tensor, scale: Tensor, minimum: Tensor | None, columns: int, kind: str, bias: Tensor | None = None) -> Packed:
@@ -68,17 +68,24 @@ def pack_integers(codes: Tensor, scale: Tensor, minimum: Tensor | None, columns:
 
     kind: "int8", or "int4" for codes 0..15. `columns`: how many inputs there are.
     """
-    rows = len(codes)
-    padded = F.pad(codes, (0, -codes.shape[1] % GROUP, 0, -rows % PANEL)).unflatten(0, (-1, PANEL))
-    pairs = padded.unflatten(2, (-1, 2)).transpose(1, 2)  # [panel, pair, 16, 2]
-    if kind == "int4":
-        low, high = pairs.unflatten(1, (-1, 2)).unbind(2)
-        pairs = (low | high << 4).view(torch.uint8)
-    beside = [
-        None if t is None else F.pad(t, (0, 0, 0, -rows % PANEL)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-        for t in (scale, minimum)
-    ]
-    return Packed(pairs.contiguous(), beside[0], beside[1], bias, KINDS[kind], (rows, columns))
+    units = _padded(codes, GROUP)
+    if kind == "int4":  # a unit of four columns: the first two in the low halves of its bytes, the others in the high ones
+        low, high = units.view(len(units), -1, 2, 2).unbind(2)
+        units = (low | high << 4).view(torch.uint8).flatten(1)
+    pairs = _panels(units, torch.int16).view(units.dtype).unflatten(2, (PANEL, 2))
+    beside = [None if t is None else _panels(_padded(t, 1), t.dtype) for t in (scale, minimum)]
+    return Packed(pairs, beside[0], beside[1], bias, KINDS[kind], (len(codes), columns))
+
+
+def _padded(rows: Tensor, columns: int) -> Tensor:
+    """Rows [out, in] filled up with zeros to whole panels and to a multiple of `columns`; themselves where nothing is missing."""
+    missing = (-rows.shape[1] % columns, -rows.shape[0] % PANEL)
+    return F.pad(rows, (0, missing[0], 0, missing[1])) if any(missing) else rows.contiguous()
+
+
+def _panels(rows: Tensor, unit: torch.dtype) -> Tensor:
+    """Rows [out, in] as [panel, unit, 16]: a unit, such as a pair, is moved as one number, ten times as fast as its halves."""
+    return rows.view(unit).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
 def disagreement(by: Active) -> str:

@@ -18,8 +18,8 @@ from headstart.models.gguf_config import NAMES, ROPE_TENSORS, architecture_of, r
 from headstart.models.gguf_reader import Stored, read_header
 from headstart.ops.quant import BLOCKS, Quantised, from_blocks
 
-# Bytes dequantised at a time: the library's temporaries are several times as large.
-_CHUNK_BYTES = 4 << 20
+# Bytes dequantised at a time: the library's temporaries are several times as large, and fastest while they fit into the cache.
+_CHUNK_BYTES = 256 << 10
 
 
 class GGUFFile:
@@ -72,16 +72,12 @@ class GGUFFile:
         if len(shape) == 1:
             values = self._numbers(stored)
             return values - 1 if self._kind.unit_norms and name.endswith("norm.weight") else values
-        kind, raw = stored.kind, self._bytes(stored)
-        step = max(1, _CHUNK_BYTES // raw[0].nbytes)
-        parts = (torch.from_numpy(dequantize(raw[i : i + step], kind).astype(np.float32, copy=False)) for i in range(0, shape[0], step))
-        first = next(parts)
-        values = torch.empty(shape[0], first.shape[1])
-        values[:step] = first
-        for i, part in enumerate(parts, 1):
-            values[i * step : (i + 1) * step] = part
-        order = self._half_split(name, shape[0])
-        return values if order is None else values[order]
+        raw, matrix = self._rows(name, stored), torch.empty(stored.numbers)
+        step, out = max(1, _CHUNK_BYTES // raw[0].nbytes), matrix.numpy()
+        for i in range(0, shape[0], step):
+            # As one row: the library would go through many rows by sixteen at a time.
+            out[i : i + step] = dequantize(raw[i : i + step].reshape(1, -1), stored.kind).reshape(-1, out.shape[1])
+        return matrix
 
     def blocks(self, name: str, quantization: str) -> Quantised | None:
         """A matrix as it is stored, rows in Hugging Face's order; None where it is stored as something else than `quantization`."""
@@ -90,14 +86,16 @@ class GGUFFile:
         stored = self._tensors[name]
         if BLOCKS.get(stored.kind.name) != quantization:
             return None
-        raw = self._bytes(stored)
-        weight, order = from_blocks(torch.from_numpy(raw), stored.kind.name), self._half_split(name, len(raw))
-        return weight if order is None else weight.rows(order)
+        return from_blocks(torch.from_numpy(self._rows(name, stored)), stored.kind.name)
+
+    def _rows(self, name: str, stored: Stored) -> Any:
+        """The rows of a matrix as they are stored, in Hugging Face's order."""
+        raw, order = self._bytes(stored), self._half_split(name, stored.shape[0])
+        return raw if order is None else raw[order]
 
     def _bytes(self, stored: Stored) -> Any:
-        """A tensor as it is stored."""
-        count = int(np.prod(stored.shape))
-        return np.fromfile(self.path, dtype=stored.dtype, count=count, offset=stored.offset).reshape(stored.shape)
+        """A tensor as it is stored: pages of the file, which nobody changes (and numpy lets torch see only what could be changed)."""
+        return np.memmap(self.path, stored.dtype, "c", stored.offset, stored.shape)
 
     def _numbers(self, stored: Stored) -> Tensor:
         """A vector in fp32."""
@@ -105,14 +103,14 @@ class GGUFFile:
 
         return torch.from_numpy(dequantize(self._bytes(stored), stored.kind).astype(np.float32))
 
-    def _half_split(self, name: str, rows: int) -> Tensor | None:
+    def _half_split(self, name: str, rows: int) -> Any:
         """The order that undoes GGUF's for rows of q and k: pairs (2i, 2i + 1) rotate there, (i, i + d/2) in Hugging Face's layout."""
         if not self._kind.interleaved:
             return None
         heads = self.field(f"{self.architecture}.attention.head_count")
         for block, count in (("q_proj", heads), ("k_proj", self.field(f"{self.architecture}.attention.head_count_kv", heads))):
             if f"{block}.weight" in name:
-                return torch.arange(rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
+                return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
         return None
 
     def _hf_name(self, name: str) -> str:

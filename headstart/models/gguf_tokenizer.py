@@ -8,8 +8,7 @@ neighbours, that Qwen2 composes its characters (NFC), and that Llama 3 takes who
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headstart.core.errors import ModelError, first_line, nearest
@@ -99,7 +98,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> tuple[Any, list[str]]:
         scores = range(0, -len(tokens), -1)
     gc.disable()  # or the collector would walk half a million pairs again and again
     try:
-        merges = list(_implied_merges(tokens, scores))
+        merges = _implied_merges(tokens, scores)
     finally:
         gc.enable()
     unknown = tokens[file.field("tokenizer.ggml.unknown_token_id", 0)]
@@ -118,14 +117,14 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> tuple[Any, list[str]]:
     return tokenizer, tokens
 
 
-def _implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> Iterable[tuple[str, str]]:
+def _implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Merges in the order in which SentencePiece makes them: the best token first, of equals that with the longer left part."""
-    vocab = set(tokens)
-    order = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
-    for _, group in groupby(order, key=scores.__getitem__):
-        equals = [tokens[j] for j in group]
-        pairs = [(t[:i], t[i:]) for t in equals for i in range(len(t) - 1, 0, -1) if t[i:] in vocab and t[:i] in vocab]
-        yield from pairs if len(equals) == 1 else sorted(pairs, key=lambda p: (len(p[0]), len(p[1])), reverse=True)
+    score = dict(zip(tokens, scores, strict=True))
+    best_first = sorted(score, key=score.__getitem__, reverse=True)
+    pairs = [(left, right) for t in best_first for i in range(len(t) - 1, 0, -1) if (right := t[i:]) in score and (left := t[:i]) in score]
+    if len(set(scores)) == len(tokens):
+        return pairs
+    return sorted(pairs, key=lambda p: (score[p[0] + p[1]], len(p[0]), len(p[1])), reverse=True)
 
 
 def _finish(file: GGUFFile, tokenizer: Any, tokens: list[str]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from headstart.core.errors import ModelError, first_line
@@ -30,9 +31,24 @@ def _from_path(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(path), config=_model_named(path), local_files_only=True, trust_remote_code=False)
     except Exception as e:  # missing files, broken JSON, a class that is not there: transformers raises many kinds
         raise ModelError(f"no tokenizer could be loaded from {path} ({first_line(e)}): pass tokenizer=...") from None
+
+
+def _model_named(path: Path) -> Any:
+    """What transformers goes by when it chooses the class of a tokenizer; None lets it read the model's whole config for that.
+
+    Where the tokenizer names its class, no more than the model's type is asked for, and the whole config costs the import of all that
+    builds models: more than a second.
+    """
+    names, model = path / "tokenizer_config.json", path / "config.json"
+    if not names.exists() or not model.exists():
+        return None
+    tokenizer, config = (json.loads(file.read_text(encoding="utf-8")) for file in (names, model))
+    if not isinstance(tokenizer.get("tokenizer_class"), str) or "auto_map" in tokenizer or "model_type" not in config:
+        return None
+    return SimpleNamespace(model_type=config["model_type"], _name_or_path=str(path))
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:

@@ -225,6 +225,21 @@ def test_a_chat_template_cannot_reach_the_machine(folder, tmp_path):
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_loading_holds_little_beyond_the_weights(tmp_path, stored):
+    """At no time more than the weights and three of the largest tensor: read, joined and packed."""
+    model = tiny.llama_model(vocab=300, tied=False, hidden=64, intermediate=256, layers=12).to(stored)
+    tiny.save(tmp_path, model)
+    largest = 4 * max(t.numel() for t in model.parameters())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        loaded = load(tmp_path)
+    held = [0]
+    for event in sorted((e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held.append(held[-1] + event.nbytes())
+    mapped = (tmp_path / FILE).stat().st_size  # pages of the file, which the profile counts as well
+    assert loaded.weight_bytes + mapped // 2 < max(held) <= loaded.weight_bytes + mapped + 3 * largest
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantised_at_load(tmp_path, kind, tied):

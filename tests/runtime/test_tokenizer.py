@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from headstart.core.config import SpeculativeConfig
 from headstart.core.errors import ModelError
@@ -13,7 +14,7 @@ from headstart.draft.base import DraftContext
 from headstart.draft.draft_model import build
 from headstart.draft.translated import TextDrafter, TokenDrafter
 from headstart.runtime.checkpoint import open_checkpoint
-from headstart.runtime.tokenizer import first_difference, load_tokenizer, real_vocab
+from headstart.runtime.tokenizer import first_difference, load_tokenizer, open_tokenizer, real_vocab
 from tests import tiny
 from tests.reference import letters_tokenizer
 
@@ -34,6 +35,18 @@ def test_the_tokenizer_of_a_directory(made):
     assert tokenizer.decode(tokenizer.encode("the cat 中 😀")) == "the cat 中 😀"
     assert tokenizer.eos_token_id == 2
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False).startswith("<|im_start|>user\na")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3_text", "mistral", "gpt2", "nobody_knows"])
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2Tokenizer", None])
+def test_the_class_is_the_one_that_transformers_chooses(made, tmp_path, kind, named):
+    """Whether or not it reads the whole config for that."""
+    folder = shutil.copytree(made, tmp_path / "model")
+    tiny.edit_json(folder / "config.json", model_type=kind)
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=named)
+    ours, theirs = open_tokenizer(str(folder)), AutoTokenizer.from_pretrained(str(folder))
+    assert type(ours) is type(theirs) and ours.get_vocab() == theirs.get_vocab()
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
 
 
 def test_a_tokenizer_by_name(made, tmp_path):
