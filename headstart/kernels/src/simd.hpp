@@ -20,6 +20,7 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_METHOD inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 64")  // or sums would not stay in registers
 
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
@@ -31,6 +32,8 @@ INLINE vi high_nibbles(vi a) { return (vi)_mm256_srli_epi16((__m256i)a, 4); }
 INLINE vi round_up(vf a) { return (vi)_mm256_cvtps_epi32((__m256)a); }
 INLINE vf biggest(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf smallest(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+
+INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 
 INLINE vf load(const float* p) { return *(const vf*)p; }
 INLINE void store(float* p, vf a) { *(vf*)p = a; }
@@ -46,6 +49,19 @@ INLINE vf spread(const float* p) {
 INLINE vi spread_pair(const int16_t* p) {
     vi out;
     asm volatile("vpbroadcastd %1, %0" : "=v"(out) : "m"(*(const int16_t(*)[2])p));
+    return out;
+}
+
+// The low and the high bf16 of pairs, as floats. The mask stays in memory: there is no register left for it.
+alignas(32) constexpr uint32_t HIGH[LANES] = {~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu};
+INLINE vf low_bf16(const char* pairs) {
+    vf out;
+    asm volatile("vmovdqu %1, %0\n\tvpslld $16, %0, %0" : "=v"(out) : "m"(*(const vu*)pairs));
+    return out;
+}
+INLINE vf high_bf16(const char* pairs) {
+    vf out;
+    asm volatile("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)pairs), "m"(*(const vu*)HIGH));
     return out;
 }
 
