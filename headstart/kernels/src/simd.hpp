@@ -82,6 +82,16 @@ INLINE float sum(vf a) {
     return x[0];
 }
 
+// The sums of the lanes of four vectors times a scale, -inf behind the first `count` of them; each is made in the same order, wherever
+// it stands.
+INLINE void sum_four(const vf (&a)[4], float scale, int count, float* out) {
+    const __m256 pairs = _mm256_hadd_ps((__m256)a[0], (__m256)a[1]), others = _mm256_hadd_ps((__m256)a[2], (__m256)a[3]);
+    const __m256 halves = _mm256_hadd_ps(pairs, others);
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    const __m128 none = (__m128)_mm_cmpgt_epi32(_mm_setr_epi32(1, 2, 3, 4), _mm_set1_epi32(count));
+    _mm_storeu_ps(out, _mm_blendv_ps(_mm_mul_ps(sums, _mm_set1_ps(scale)), _mm_set1_ps(-INFINITY), none));
+}
+
 INLINE float max_of(vf a) {
     float x[LANES], best;
     store(x, a);
