@@ -32,10 +32,10 @@ static int64_t lay_out(const Model& m, const Pass& p, char* memory, Room* room) 
     room->attended = operand(rows, m.heads * m.head_dim);
     room->active = operand(rows, m.intermediate);
     room->last = operand(kept, m.hidden);
-    // Sharing chunks between threads takes a state for each of them: for few rows only.
+    // Sharing pieces between threads takes a state for each of them: for few rows only.
     room->shared = rows <= SHARED_ROWS;
     int64_t states = 0;
-    for (int64_t s = 0; s < p.spans; s++) states += p.span[s].rows * (room->shared ? ceil_div(p.span[s].length, CHUNK) : 1);
+    for (int64_t s = 0; s < p.spans; s++) states += p.span[s].rows * (room->shared ? ceil_div(p.span[s].length, CHUNK * PIECE) : 2);
     room->parts = (float*)take(states * m.heads * state_size(m.head_dim) * 4);
     return used;
 }

@@ -8,6 +8,7 @@ namespace {
 constexpr int PANEL_VECTORS = PANEL / LANES;
 constexpr int MAX_TILE_ROWS = 6;
 constexpr int ITEM_PANELS = 4;  // panels that a thread takes at a time
+constexpr int LINE = 64;        // bytes that memory gives at once
 
 // The left side of a product: rows of floats, and the same in 16 bits with a scale per group for integer weights.
 // Columns behind the last one are zeros up to a whole group.
@@ -80,6 +81,21 @@ struct Output {
     bool add;  // to what is there
 };
 
+// What this thread will read next, fetched from memory while it computes: a line or less with every line of weights that the work
+// reads. Panels may be fetched side by side, as they will be read: more of memory is under way at once.
+struct Ahead {
+    const char* at = nullptr;  // null: nothing
+    int64_t step = 0;          // bytes for each line of the work
+    int64_t mask = 0;          // panels side by side, less one
+    int64_t panel = 0;         // bytes of one
+
+    INLINE_METHOD void fetch(int64_t line, int lines) const {
+        if (!at) return;
+        UNROLL
+        for (int64_t l = line; l < line + lines; l++) prefetch(at + (l & mask) * panel + l * step);
+    }
+};
+
 template <int R, int P>
 INLINE void finish(const Matrix& m, const vf (&sums)[R][P * PANEL_VECTORS], int64_t panel, const Output& out, int64_t row) {
     UNROLL
@@ -106,14 +122,17 @@ INLINE void finish(const Matrix& m, const vf (&sums)[R][P * PANEL_VECTORS], int6
 
 // R rows by P panels of a weight in fp32 or bf16.
 template <int KIND, int R, int P>
-static void tile_float(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Output& out) {
+static void tile_float(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Ahead& from_here, const Output& out) {
+    const Ahead ahead = from_here;
     constexpr int V = P * PANEL_VECTORS;
     const int64_t bytes = panel_bytes(m);
+    constexpr int lines = P * (KIND == BF16 ? 1 : 2);  // of weights for each pair of inputs
     const char* w = (const char*)m.codes + panel * bytes;
     const float* x = a.x + row * a.stride;
     vf sums[R][V] = {};
     for (int64_t k = 0; k < m.columns; k += 2) {
         const char* at = w + k * (KIND == BF16 ? 2 : 4) * PANEL;
+        ahead.fetch(k / 2 * lines, lines);
         vf b[V];
         UNROLL
         for (int half = 0; half < 2; half++) {
@@ -123,7 +142,7 @@ static void tile_float(const Matrix& m, const Operand& a, int64_t row, int64_t p
                 if (KIND == F32)
                     b[v] = load((const float*)(lane + half * 4 * PANEL));
                 else
-                    b[v] = half ? (vf)(*(const vu*)lane & 0xffff0000u) : (vf)(*(const vu*)lane << 16);
+                    b[v] = half ? high_bf16(lane) : low_bf16(lane);
             }
             UNROLL
             for (int r = 0; r < R; r++) {
@@ -138,14 +157,17 @@ static void tile_float(const Matrix& m, const Operand& a, int64_t row, int64_t p
 
 // The same of codes in 8 or 4 bits: exact integer sums within a group, then scaled.
 template <int KIND, int R, int P>
-static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Output& out) {
+static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Ahead& from_here, const Output& out) {
+    const Ahead ahead = from_here;
     constexpr int V = P * PANEL_VECTORS;
-    const int64_t bytes = panel_bytes(m), groups = a.stride / GROUP, codes = GROUP * PANEL / (KIND == INT4 ? 2 : 1);
+    constexpr int codes = GROUP * PANEL / (KIND == INT4 ? 2 : 1), lines = P * codes / LINE;
+    const int64_t bytes = panel_bytes(m), groups = a.stride / GROUP;
     const char* w = (const char*)m.codes + panel * bytes;
     const int16_t* q = a.q + row * a.stride;
     vf sums[R][V] = {};
     for (int64_t g = 0; g < m.columns / GROUP; g++, w += codes, q += GROUP) {
         vi whole[R][V] = {};
+        ahead.fetch(g * lines, lines);
         for (int k = 0; k < GROUP; k += KIND == INT4 ? 4 : 2) {
             vi b[2][V];
             UNROLL
@@ -191,45 +213,66 @@ static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t
     finish<R, P>(m, sums, panel, out, row);
 }
 
-// R rows by panels [first, last).
+// R rows by panels [first, last): as many side by side as there are registers for their sums.
 template <int KIND, int R>
-static void strip(const Matrix& m, const Operand& a, int64_t row, int64_t first, int64_t last, const Output& out) {
-    // As many panels at once as there are registers for their sums: few rows read several streams of weights.
+static void strip(const Matrix& m, const Operand& a, int64_t row, int64_t first, int64_t last, Ahead& ahead, const Output& out) {
     constexpr int FIT = ACCUMULATORS / (R * PANEL_VECTORS), P = FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
-    int64_t p = first;
-    if constexpr (KIND >= INT8) {
-        for (; p + P <= last; p += P) tile_integer<KIND, R, P>(m, a, row, p, out);
-        for (; p < last; p++) tile_integer<KIND, R, 1>(m, a, row, p, out);
-    } else {
-        for (; p + P <= last; p += P) tile_float<KIND, R, P>(m, a, row, p, out);
-        for (; p < last; p++) tile_float<KIND, R, 1>(m, a, row, p, out);
+    const int64_t fetched = panel_bytes(m) / LINE * ahead.step;  // with every panel
+    for (int64_t p = first; p < last;) {
+        const int64_t n = p + P <= last ? P : 1;
+        if constexpr (KIND >= INT8)
+            n == P ? tile_integer<KIND, R, P>(m, a, row, p, ahead, out) : tile_integer<KIND, R, 1>(m, a, row, p, ahead, out);
+        else
+            n == P ? tile_float<KIND, R, P>(m, a, row, p, ahead, out) : tile_float<KIND, R, 1>(m, a, row, p, ahead, out);
+        if (ahead.at) ahead.at += fetched * n;
+        p += n;
     }
 }
 
+// All rows by panels [first, last), a tile of rows after the other.
 template <int KIND>
-static void item(const Matrix& m, const Operand& a, int64_t rows, int64_t first, int64_t last, const Output& out) {
-    const int64_t tiles = ceil_div(rows, MAX_TILE_ROWS);
-    for (int64_t t = 0; t < tiles; t++) {
-        const int64_t row = rows * t / tiles, n = rows * (t + 1) / tiles - row;
+static void tiles(const Matrix& m, const Operand& a, int64_t rows, int64_t first, int64_t last, Ahead& ahead, const Output& out) {
+    const int64_t count = ceil_div(rows, MAX_TILE_ROWS);
+    for (int64_t t = 0; t < count; t++) {
+        const int64_t row = rows * t / count, n = rows * (t + 1) / count - row;
         switch (n) {
 #define CASE(R) \
-    case R: strip<KIND, R>(m, a, row, first, last, out); break;
+    case R: strip<KIND, R>(m, a, row, first, last, ahead, out); break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
         }
     }
 }
 
+// The same, and fetch what this thread will do next, panels from `next` on. One tile of rows takes all its panels in turn; with
+// several tiles a panel stays in the cache until the last one has read it, and the one behind it is fetched meanwhile.
+template <int KIND>
+static void item(const Matrix& m, const Operand& a, int64_t rows, int64_t first, int64_t last, int64_t next, const Output& out) {
+    const char* codes = (const char*)m.codes;
+    const int64_t bytes = panel_bytes(m), panels = ceil_div(m.rows, PANEL);
+    if (rows <= MAX_TILE_ROWS) {
+        Ahead ahead;
+        if (rows > 1 && next + ITEM_PANELS <= panels) ahead = {codes + next * bytes, LINE / ITEM_PANELS, ITEM_PANELS - 1, bytes};
+        return tiles<KIND>(m, a, rows, first, last, ahead, out);
+    }
+    for (int64_t p = first; p < last; p++) {
+        Ahead ahead = {codes + (p + 1 < last ? p + 1 : next < panels ? next : p) * bytes, LINE / ceil_div(rows, MAX_TILE_ROWS)};
+        tiles<KIND>(m, a, rows, p, p + 1, ahead, out);
+    }
+}
+
 // y = x W^T + b, or added to y. The operand is prepared. Ends with a barrier.
 static void product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
     const int64_t panels = ceil_div(m.rows, PANEL);
-    for (int64_t i; (i = team.grab() * ITEM_PANELS) < panels;) {
+    int64_t next;
+    for (int64_t i = team.grab() * ITEM_PANELS; i < panels; i = next) {
+        next = team.grab() * ITEM_PANELS;
         const int64_t last = i + ITEM_PANELS < panels ? i + ITEM_PANELS : panels;
         switch (m.kind) {
-            case F32: item<F32>(m, a, rows, i, last, out); break;
-            case BF16: item<BF16>(m, a, rows, i, last, out); break;
-            case INT8: item<INT8>(m, a, rows, i, last, out); break;
-            case INT4: item<INT4>(m, a, rows, i, last, out); break;
+            case F32: item<F32>(m, a, rows, i, last, next, out); break;
+            case BF16: item<BF16>(m, a, rows, i, last, next, out); break;
+            case INT8: item<INT8>(m, a, rows, i, last, next, out); break;
+            case INT4: item<INT4>(m, a, rows, i, last, next, out); break;
         }
     }
     team.barrier();

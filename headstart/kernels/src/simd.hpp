@@ -20,6 +20,7 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_METHOD inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 64")  // or sums would not stay in registers
 
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
@@ -31,6 +32,8 @@ INLINE vi high_nibbles(vi a) { return (vi)_mm256_srli_epi16((__m256i)a, 4); }
 INLINE vi round_up(vf a) { return (vi)_mm256_cvtps_epi32((__m256)a); }
 INLINE vf biggest(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf smallest(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+
+INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 
 INLINE vf load(const float* p) { return *(const vf*)p; }
 INLINE void store(float* p, vf a) { *(vf*)p = a; }
@@ -49,6 +52,19 @@ INLINE vi spread_pair(const int16_t* p) {
     return out;
 }
 
+// The low and the high bf16 of pairs, as floats. The mask stays in memory: there is no register left for it.
+alignas(32) constexpr uint32_t HIGH[LANES] = {~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu, ~0xffffu};
+INLINE vf low_bf16(const char* pairs) {
+    vf out;
+    asm volatile("vmovdqu %1, %0\n\tvpslld $16, %0, %0" : "=v"(out) : "m"(*(const vu*)pairs));
+    return out;
+}
+INLINE vf high_bf16(const char* pairs) {
+    vf out;
+    asm volatile("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)pairs), "m"(*(const vu*)HIGH));
+    return out;
+}
+
 INLINE void fma_into(vf& sum, vf a, vf b) { asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 INLINE void madd_into(vi& sum, vi a, vi b) {
     vi pairs;
@@ -64,6 +80,16 @@ INLINE float sum(vf a) {
     for (int half = LANES / 2; half; half /= 2)
         for (int i = 0; i < half; i++) x[i] += x[i + half];
     return x[0];
+}
+
+// The sums of the lanes of four vectors times a scale, -inf behind the first `count` of them; each is made in the same order, wherever
+// it stands.
+INLINE void sum_four(const vf (&a)[4], float scale, int count, float* out) {
+    const __m256 pairs = _mm256_hadd_ps((__m256)a[0], (__m256)a[1]), others = _mm256_hadd_ps((__m256)a[2], (__m256)a[3]);
+    const __m256 halves = _mm256_hadd_ps(pairs, others);
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    const __m128 none = (__m128)_mm_cmpgt_epi32(_mm_setr_epi32(1, 2, 3, 4), _mm_set1_epi32(count));
+    _mm_storeu_ps(out, _mm_blendv_ps(_mm_mul_ps(sums, _mm_set1_ps(scale)), _mm_set1_ps(-INFINITY), none));
 }
 
 INLINE float max_of(vf a) {
