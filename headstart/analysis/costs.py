@@ -1,10 +1,13 @@
 """What steps and drafts take here, measured with the engine's own steps: its work beside the passes is in the figures.
 
-Two contexts are measured, the shortest and the longest of the texts; between them times are linear, since attention is.
+Two contexts are measured, the shortest and the longest of the texts; between them times are linear, since attention is. Machines get
+faster and slower as others use them, so nothing is compared with what was timed at another moment: every round times a plain step too,
+and what counts is the median of the ratios to it.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -23,9 +26,9 @@ from headstart.core.types import Sequence
 from headstart.draft.base import LookupDrafter
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17)
-_ROUNDS = 4
+_ROUNDS = 12
+_FEWEST = 2  # rounds that are run however long they take
 _SECONDS = 25.0  # after so long at one context, no further round is begun
-_DRAFT_STEPS = 8
 
 
 @dataclass
@@ -65,69 +68,72 @@ class Costs:
 
 
 class _Wrong(LookupDrafter):
-    """So many drafts as the next width asks for, in turns; all of them fall, so that every step gives one token."""
+    """So many drafts as a pass of `width` rows has; all of them fall, so that every step gives one token."""
 
-    def __init__(self, widths: Seq[int], vocab: int) -> None:
-        self.widths, self.vocab, self.at = list(widths), vocab, 0
+    def __init__(self, vocab: int) -> None:
+        self.width, self.vocab = 1, vocab
 
     def lookup(self, seq: Sequence, k: int) -> list[int]:
-        count = self.widths[self.at % len(self.widths)] - 1
-        self.at += 1
-        return [(seq.tokens[-1] + 1 + i) % self.vocab for i in range(count)]
+        return [(seq.tokens[-1] + 1 + i) % self.vocab for i in range(self.width - 1)]
 
 
 def measure_steps(
     llm: LLM, texts: Seq[Trajectory], params: SamplingParams, rule: str, most: int, stop: Callable[[], bool]
 ) -> dict[int, dict[int, float]]:
-    """`Costs.steps`: medians over some rounds of steps of 1..most + 1 rows, widths in turns; over one round after `stop()`.
+    """`Costs.steps`: steps of 1..most + 1 rows, some rounds of all widths in random order; a few rounds after `stop()`.
 
     Raises ConfigError when the context has no room for them.
     """
     widths = sorted({w for w in WIDTHS if w <= most} | {most + 1})
     out = {}
-    longest = llm.engine.target.max_len - len(widths) * (_ROUNDS + 2)
+    room = llm.engine.target.max_len - (most + 1)
+    rounds = min(_ROUNDS, room // 2 // len(widths) - 1)
+    longest = room - len(widths) * (rounds + 1)
+    if rounds < 1 or longest < 1:
+        raise ConfigError(f"a context of {llm.engine.target.max_len} tokens has no room to time steps: raise --max-model-len")
     low, high = (max(1, min(c, longest)) for c in contexts(texts))
     for context in sorted({low, max(high, min(2 * low, longest))}):
         tokens = [t for text in texts for t in (*text.prompt, *text.answer)]
         while len(tokens) < context:
             tokens += tokens
-        timed = _timed(llm, tokens[:context], params, rule, widths, stop)
-        if not {1, most + 1} <= timed.keys():
-            raise ConfigError(f"a context of {llm.engine.target.max_len} tokens has no room to time steps: raise --max-model-len")
-        out[context] = {m: statistics.median(times) for m, times in timed.items()}
+        timed = _timed(llm, tokens[:context], params, rule, widths, rounds, stop)
+        plain = statistics.median(each[1] for each in timed)
+        out[context] = {m: plain * statistics.median(each[m] / each[1] for each in timed) for m in widths}
     return out
 
 
 def _timed(
-    llm: LLM, prompt: list[int], params: SamplingParams, rule: str, widths: Seq[int], stop: Callable[[], bool]
-) -> dict[int, list[float]]:
-    """Seconds of steps by their rows, after a prompt."""
-    engine = llm.engine
-    order = [w for pair in zip(widths, reversed(widths), strict=True) for w in pair][: len(widths)]  # no width always follows a narrower
-    order += [w for w in widths if w not in order]
-    engine.use(_Wrong(order, engine.target.vocab), max(widths) - 1, rule, None)
+    llm: LLM, prompt: list[int], params: SamplingParams, rule: str, widths: Seq[int], rounds: int, stop: Callable[[], bool]
+) -> list[dict[int, float]]:
+    """For each round the seconds of steps by their rows, after a prompt; a first round warms up."""
+    engine, order = llm.engine, random.Random(0)
+    drafter = _Wrong(engine.target.vocab)
+    engine.use(drafter, max(widths) - 1, rule, None)
     engine.pool.forget()
-    steps = len(order) * (_ROUNDS + 1)
-    request = engine.add("costs", None, list(prompt), _going(params, steps + max(widths) + 1))
-    found: dict[int, list[float]] = {m: [] for m in widths}
+    request = engine.add("costs", None, list(prompt), _going(params, len(widths) * (rounds + 1) + max(widths) + 1))
+    found: list[dict[int, float]] = []
     began = time.perf_counter()
     try:
         while not request.completions[0].seq.produced:
             engine.step()
-        for i in range(steps):
-            round_ = i // len(order)
-            if request.finished or (i % len(order) == 0 and round_ > 1 and (stop() or time.perf_counter() - began > _SECONDS)):
+        for round_ in range(rounds + 1):
+            if round_ > _FEWEST and (stop() or time.perf_counter() - began > _SECONDS):
                 break
-            before, start = engine.clock.read(), time.perf_counter()
-            engine.step()
-            took = time.perf_counter() - start
-            after = engine.clock.read()
-            rows = 1 + int(after["drafts"] - before["drafts"])
-            if round_ and rows in found:  # the first round warms up
-                found[rows].append(took - (after["draft"] - before["draft"]))
+            times = {}
+            for drafter.width in order.sample(widths, len(widths)):
+                times[drafter.width], _ = _step(llm)
+            found.append(times)
     finally:
         engine.abort("costs")
-    return {m: times for m, times in found.items() if times}
+    return found[1:]
+
+
+def _step(llm: LLM) -> tuple[float, float]:
+    """(seconds of a step but for its drafting, seconds of its drafting)."""
+    before, start = llm.engine.clock.read()["draft"], time.perf_counter()
+    llm.engine.step()
+    took, drafting = time.perf_counter() - start, llm.engine.clock.read()["draft"] - before
+    return took - drafting, drafting
 
 
 def _going(params: SamplingParams, tokens: int) -> SamplingParams:
@@ -135,32 +141,39 @@ def _going(params: SamplingParams, tokens: int) -> SamplingParams:
 
 
 def measure_draft(
-    llm: LLM, arm: Arm, text: Trajectory, params: SamplingParams, longest: int, stop: Callable[[], bool]
+    llm: LLM, arm: Arm, text: Trajectory, params: SamplingParams, longest: int, costs: Costs, stop: Callable[[], bool]
 ) -> tuple[float, float]:
-    """(a, b) of `Costs.drafts`: from steps with one draft and with several, on a text of the target."""
+    """(a, b) of `Costs.drafts`: from steps with no draft, with one and with several in turns, on a text of the target.
+
+    Catching up on the text is in `a`, as it happens. The prompt is cut where the context has no room for all steps.
+    """
     few, many = 1, min(6, longest)
-    times = {k: _drafting(llm, arm, text, params, k, stop) for k in {few, many}}
-    if few == many:
-        return 0.0, times[few]
-    each = max(0.0, (times[many] - times[few]) / (many - few))
-    return max(0.0, times[few] - each), each
-
-
-def _drafting(llm: LLM, arm: Arm, text: Trajectory, params: SamplingParams, k: int, stop: Callable[[], bool]) -> float:
-    """Median seconds of drafting k tokens, catching up included as it happens."""
+    turns = [0, few, few, many, many]  # of two equal ones the second counts: the first catches up on more
     engine = llm.engine
-    engine.use(arm.drafter, k, arm.verify, None)
+    engine.use(arm.drafter, many, arm.verify, None)
     engine.pool.forget()
-    request = engine.add("drafting", None, list(text.prompt), _going(params, (_DRAFT_STEPS + 2) * (k + 1)))
-    times: list[float] = []
+    tokens = (_ROUNDS + 1) * sum(k + 1 for k in turns)
+    prompt = list(text.prompt)[: max(1, engine.target.max_len - tokens - many - 1)]
+    request = engine.add("drafting", None, prompt, _going(params, min(tokens, engine.target.max_len - len(prompt))))
+    seq = request.completions[0].seq
+    rounds: list[list[float]] = []
     try:
-        while not request.completions[0].seq.produced:
+        while not seq.produced:
             engine.step()
-        while len(times) < _DRAFT_STEPS + 1 and not request.finished and not (times and stop()):
-            before = engine.clock.read()
-            engine.step()
-            times.append(engine.clock.read()["draft"] - before["draft"])
+        while len(rounds) <= _ROUNDS and not (len(rounds) > _FEWEST and stop()):
+            times = []
+            for k in turns:
+                seq.params = replace(seq.params, num_speculative_tokens=k)
+                times.append(_step(llm))
+            if request.finished:
+                break
+            rounds.append([times[0][0], times[2][1], times[4][1]])
     finally:
         engine.abort("drafting")
         engine.use(plain_arm().drafter, 0, None, None)
-    return statistics.median(times[1:] or times or [0.0])
+    plain = float(costs.step(1, len(prompt)))
+    at = {k: plain * statistics.median(r[i] / r[0] for r in rounds[1:] or rounds) if rounds else 0.0 for i, k in ((1, few), (2, many))}
+    if few == many:
+        return 0.0, at[few]
+    each = max(0.0, (at[many] - at[few]) / (many - few))
+    return max(0.0, at[few] - each), each

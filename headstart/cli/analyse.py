@@ -210,7 +210,7 @@ def _analysed(llm: LLM, arms: list[Arm], plan: Plan, text: TextOptions, drafts: 
         steps = measure_steps(llm, texts, params, drafts.verify, longest, stop)
         costs = Costs(steps)
         for arm in arms:
-            costs.drafts[arm.draft] = measure_draft(llm, arm, texts[len(texts) // 2], params, longest, stop)
+            costs.drafts[arm.draft] = measure_draft(llm, arm, texts[len(texts) // 2], params, longest, costs, stop)
         found_texts = texts[: len(truths)]
         whole = Analysis(found_texts, truths, arms, scores, costs, params, drafts.verify, longest)
         found = document(llm, whole, text.answers or text.data or "built in", found_notes(llm, arms), interrupted or stop())

@@ -130,7 +130,7 @@ def test_costs_are_of_real_steps(llm: LLM, folder: Path) -> None:
     steps = measure_steps(llm, texts, params, "rejection", 6, NEVER)
     assert len(steps) == 2 and all(sorted(each) == [1, 2, 3, 4, 5, 6, 7] and min(each.values()) > 0 for each in steps.values())
     (arm,) = make_arms(llm, [{"model": str(folder / "near"), "num_speculative_tokens": 6, "adaptive": False}])[1:]
-    a, b = measure_draft(llm, arm, texts[0], params, 6, NEVER)
+    a, b = measure_draft(llm, arm, texts[0], params, 6, Costs(steps), NEVER)
     assert a >= 0 and b > 0 and not llm.engine.has_work
     costs = Costs({10: {1: 1.0, 3: 3.0}, 20: {1: 2.0, 3: 6.0}}, {"x": (0.5, 0.25)})
     assert costs.step(np.array([1, 2]), np.array([15, 99])).tolist() == [1.5, 4.0] and costs.draft("x", 2) == 1.0
