@@ -18,6 +18,7 @@ from headstart.core.pace import Pace
 from headstart.core.speculation import SpeculativeConfig
 from headstart.core.types import Sequence
 from headstart.draft.base import DraftContext, Drafter, LookupDrafter
+from headstart.draft.costs import measured_pace
 from headstart.draft.none import NoDrafter
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
@@ -143,7 +144,8 @@ def _real_arm(llm: LLM, spec: SpeculativeConfig, loaded: dict[tuple[str, ...], A
         drafter.allocate(engine.pool.num_blocks, engine.pool.block_size)
         drafter.attach(engine.target)
     what = "+".join(_called(each, llm) for each in spec.drafters or (spec,) if isinstance(each, SpeculativeConfig))
-    pace = Pace() if spec.adaptive else None
+    llm.engine.pool.forget()  # passes may be measured in its blocks
+    pace = measured_pace(drafter, llm.engine.target, llm.engine.pool.num_blocks) if spec.adaptive else None
     length = f"{what} k{'<=' if spec.adaptive else '='}{spec.num_speculative_tokens}"
     verify = spec.verify or "rejection"
     name = length + ("" if verify == "rejection" else f" {verify}")

@@ -22,6 +22,7 @@ from headstart.bench.stats import Interval, median_ratio, quantile
 from headstart.bench.verdict import Verdict
 from headstart.core.outputs import SpeculativeStats
 from headstart.core.theory import Costs, best_k, break_even, speedup
+from headstart.ops.device import processor_name
 
 VERSION = 1
 Width = Mapping[int, float]
@@ -82,21 +83,13 @@ def machine() -> dict[str, Any]:
 
     return {
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as f:
-            return next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()
 
 
 def _remarks(run: Run) -> list[str]:

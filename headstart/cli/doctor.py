@@ -36,11 +36,13 @@ def doctor(model: ModelOptions, *, as_json: Annotated[bool, Option("--json", hel
 def _loaded(options: ModelOptions) -> dict[str, Any]:
     """What a model runs as, and milliseconds of its passes by their rows."""
     from headstart.bench.width import measure
+    from headstart.runtime.width import keep
 
     llm = open_llm(options, None, quiet=True)
     target = llm.engine.target.model
     native = getattr(target, "native", None) is not None
     curve = measure(llm, _WIDTHS)
+    keep(llm.engine.target, curve)  # a start with drafts takes the same figures
     return {
         "model": options.model,
         "dtype": str(target.dtype).removeprefix("torch."),

@@ -12,11 +12,13 @@ The choice knows how many drafts were found, never which: it looks at no token t
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
+
+from headstart.core.theory import interpolate
 
 PRIOR = 0.7  # what a draft is worth before anything is known: hopeful, so that it gets a try
 PRIOR_WEIGHT = 3.0
@@ -26,6 +28,8 @@ PROBES = 0.01  # the share of all time that may be spent on trying what is not e
 NEGLIGIBLE = 0.02  # drafts that stand this seldom, with all before them, are not worth thinking about
 SPARSE = 8  # sequences from which on those that draft nothing look for drafts every other step, and so on
 SHORTEST_PAUSE = 8  # steps between two probes, however cheap
+_SETTLED = 3  # passes over a width that count as much as one another; later ones only correct what is known
+_SLOW = 0.1
 
 
 class WidthCurve:
@@ -39,39 +43,49 @@ class WidthCurve:
         self.shape: dict[int, float] = {}
         self.seen: dict[int, int] = {}
         self.scale = 1.0
+        self._haste = _SLOW  # how far a pass moves the scale
         self._widths: list[int] = []
         self._times: list[float] = []  # of the widths, never falling, without the scale
 
+    def expect(self, curve: Mapping[int, float]) -> None:
+        """Start from a curve that was measured before, with no text and nothing but passes.
+
+        It tells the shape; how long a step takes the first passes tell, which move the scale like a mean of them. Their share in
+        the shape is that of any later pass: one that stumbles must not make other widths look cheap, or dear for good.
+        """
+        if curve:
+            self.shape, self.seen, self._haste = dict(curve), dict.fromkeys(curve, _SETTLED), 1.0
+            self._tabulate()
+
     def observe(self, rows: int, seconds: float) -> None:
         """A pass over `rows` rows took so long."""
+        if rows not in self.shape and self._haste > _SLOW:  # as yet the whole curve is only expected
+            self.shape[rows], self.seen[rows] = self(rows) / self.scale, _SETTLED
         if rows not in self.shape:
             self.shape[rows], self.seen[rows] = seconds / self.scale, 1
-            self._widths = sorted(self.shape)
         else:
             self.seen[rows] += 1
             ratio = min(max(seconds / (self.scale * self.shape[rows]), 0.25), 4.0)  # one hiccup must not count for many
-            self.shape[rows] *= ratio ** (1 / self.seen[rows] if self.seen[rows] < 4 else 0.03)
-            self.scale *= ratio**0.1
-        self._times = list(accumulate((self.shape[w] for w in self._widths), max))
+            self.shape[rows] *= ratio ** (1 / self.seen[rows] if self.seen[rows] <= _SETTLED else 0.03)
+            self.scale *= ratio**self._haste
+            self._haste = max(_SLOW, self._haste / (1 + self._haste))  # 1, 1/2, 1/3, ...
+        self._tabulate()
+
+    def _tabulate(self) -> None:
+        """A point before the first width makes the curve flat there, one behind the last gives it the slope of the whole."""
+        widths = sorted(self.shape)
+        times = list(accumulate((self.shape[w] for w in widths), max))
+        slope = (times[-1] - times[0]) / max(widths[-1] - widths[0], 1)
+        self._widths, self._times = [0, *widths, widths[-1] + 1], [times[0], *times, times[-1] + slope]
 
     @property
     def known(self) -> int:
-        """How many widths were seen."""
+        """How many widths were seen or are expected."""
         return len(self.shape)
 
     def __call__(self, rows: float) -> float:
         """Expected seconds at a width: linear between the seen ones, never falling, going on straight beyond the last."""
-        widths, times = self._widths, self._times
-        at = bisect_left(widths, rows)
-        if at == 0:
-            return self.scale * times[0]
-        if at == len(widths):
-            if at == 1:
-                return self.scale * times[0]
-            slope = (times[-1] - times[0]) / (widths[-1] - widths[0])
-            return self.scale * (times[-1] + slope * (rows - widths[-1]))
-        part = (rows - widths[at - 1]) / (widths[at] - widths[at - 1])
-        return self.scale * (times[at - 1] + part * (times[at] - times[at - 1]))
+        return self.scale * interpolate(self._widths, self._times, rows)
 
 
 class Acceptance:

@@ -13,8 +13,10 @@ from headstart.core.errors import ConfigError
 from headstart.core.memory import Blocks, blocks_of, pool_blocks, split_blocks
 from headstart.core.pace import Pace
 from headstart.core.scheduler import Scheduler
+from headstart.core.speculation import SpeculativeConfig
 from headstart.core.window import WindowPool, local_blocks_needed
 from headstart.draft.base import DraftContext, Drafter
+from headstart.draft.costs import measured_pace
 from headstart.engine.step import Engine
 from headstart.models.decoder import Decoder
 from headstart.models.hf import HFDecoder
@@ -66,10 +68,12 @@ def assemble(
 ) -> Engine:
     """The engine of a loaded model and drafter, with `blocks` KV blocks between them."""
     spec, size, share = config.speculative, config.block_size, config.enable_prefix_caching
+    target = Runner(model, blocks.all, size, vocab, max_len, blocks.local)
     drafter.allocate(blocks.all, size)
+    drafter.attach(target)
     pool = BlockPool(blocks.all, size, share) if blocks.local is None else WindowPool(blocks.all, size, share, blocks.local, model.window)
     return Engine(
-        Runner(model, blocks.all, size, vocab, max_len, blocks.local),
+        target,
         drafter,
         pool,
         Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens),
@@ -78,11 +82,18 @@ def assemble(
         drafts=spec.num_speculative_tokens or 0,
         prediction_drafts=spec.num_prediction_tokens or 0,
         rule=spec.verify,
-        pace=Pace() if spec.adaptive else None,
+        pace=_pace(spec, drafter, target, blocks.all),
         seed=config.seed,
         logprobs_mode=config.logprobs_mode,
         max_logprobs=config.max_logprobs,
     )
+
+
+def _pace(spec: SpeculativeConfig, drafter: Drafter, target: Runner, blocks: int) -> Pace | None:
+    """Times are worth measuring where something drafts."""
+    if not spec.adaptive:
+        return None
+    return measured_pace(drafter, target, blocks) if spec.num_speculative_tokens else Pace()
 
 
 def _plan_memory(

@@ -103,6 +103,11 @@ class Active:
     why: str
     handle: Any = None
 
+    @property
+    def built(self) -> int:
+        """Which build of the library it is: what was measured of another one does not hold."""
+        return 0 if self.handle is None else Path(self.handle._name).stat().st_mtime_ns
+
     def call(self, function: str, *arguments: Any) -> None:
         """Run a function of the library on torch's number of threads. Raises MemoryError."""
         if getattr(self.handle, f"headstart_{function}")(PATHS.index(self.path), torch.get_num_threads(), *arguments):

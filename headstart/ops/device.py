@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 
 import torch
 
@@ -18,6 +19,20 @@ def resolve_device(name: str) -> torch.device:
         if index >= torch.cuda.device_count():
             raise ConfigError(f"device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use device='cpu'")
     return torch.device(name)
+
+
+def processor_name() -> str:
+    """The processor, as the system calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            return next((line.partition(":")[2].strip() for line in f if line.startswith("model name")), platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def device_name(device: torch.device) -> str:
+    """The device, as its maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def computes_bf16(device: torch.device) -> bool:

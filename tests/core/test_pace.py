@@ -180,6 +180,36 @@ def test_width_curve():
     assert curve(5) / curve(1) > 1.2, "an unused width must not look cheap"
 
 
+def test_a_curve_that_was_measured_before():
+    """It tells the shape from the first step on; the passes tell the scale, and one that stumbles is soon forgotten."""
+    told = {1: 0.05, 4: 0.10, 8: 0.15, 16: 0.30}
+    curve = WidthCurve()
+    curve.expect({})
+    assert not curve.known
+    curve.expect(told)
+    assert curve.known == 4 and curve(1) == 0.05 and curve(6) == pytest.approx(0.125) and curve(31) == pytest.approx(0.55)
+    curve.observe(5, 1.5 * curve(5))  # a width between, in a long context
+    assert curve(1) == pytest.approx(0.075) and curve(16) == pytest.approx(0.45)
+
+    curve = WidthCurve()
+    curve.expect(told)
+    for seconds in (0.2, *[0.05] * 40):  # the first step stumbles
+        curve.observe(1, seconds)
+    assert curve(1) == pytest.approx(0.05, rel=0.05) and curve(8) / curve(1) == pytest.approx(3, rel=0.15)
+    for _ in range(200):  # what was told of 8 rows was wrong
+        curve.observe(8, 0.25)
+        curve.observe(1, 0.05)
+    assert curve(8) == pytest.approx(0.25, rel=0.05) and curve(1) == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize(("each", "drafts"), [(0.001, True), (0.049, False)])
+def test_the_first_step_is_chosen_by_what_was_told(each, drafts):
+    pace = Pace()
+    pace.curve.expect({1: 0.05, 2: 0.05 + each, 16: 0.05 + 15 * each})
+    k = pace.choose(0, [Offer("lookup", 8, found=True)])[1]
+    assert (k > 0) == drafts, "no wide pass is needed to learn that it does not pay"
+
+
 def test_a_request_without_drafts_is_left_alone():
     pace = Pace()
     assert pace.choose(0, []) == (0, 0)
