@@ -93,6 +93,8 @@ class Head:
                 raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: two heads are mixed")
             return tensor
 
+        if tuple(embed.table.shape) != (c.vocab_size, c.hidden):
+            raise ModelError(f"the head reads embeddings {[c.vocab_size, c.hidden]}, those it shares are {list(embed.table.shape)}")
         queries, keys, prefix = c.heads * c.head_dim, c.kv_heads * c.head_dim, "layers.0."
         qkv = [weight(f"{prefix}self_attn.{n}_proj.weight", rows, 2 * c.hidden) for n, rows in (("q", queries), ("k", keys), ("v", keys))]
         gate_up = [weight(f"{prefix}mlp.{n}_proj.weight", c.intermediate, c.hidden) for n in ("gate", "up")]

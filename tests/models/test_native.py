@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from headstart.core.errors import ModelError
 from headstart.core.params import SamplingParams
 from headstart.kernels import library
 from headstart.models import native
@@ -159,6 +160,14 @@ def test_a_draft_head_computes_what_it_computes_on_torch(monkeypatch, path, dtyp
     near = 2e-4 if dtype is torch.float32 and quantization is None else 3e-3 if dtype is torch.float32 else 0.06
     for g, w in zip(got, run_of(on_torch, True), strict=True):
         assert g.shape == w.shape and float((g - w).abs().max()) < near * float(w.std())
+
+
+def test_a_head_beside_embeddings_of_another_width_is_refused():
+    """The kernels would read beyond their end."""
+    config = HeadConfig(ModelConfig(97, 42, 1, 6, 2, 14, 70, 1e-5, 128), (3,), 33, 42, True)
+    for shape in ((97, 40), (96, 42)):
+        with pytest.raises(ModelError, match=r"\[97, 42\]"):
+            Head(config, torch.empty, torch.arange(33), Embedding(torch.empty(shape), torch.float32), torch.float32, CPU)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

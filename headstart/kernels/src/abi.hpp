@@ -48,8 +48,8 @@ struct Pass {
     const int64_t* wanted;  // [logit_rows]
     void* const* keys;      // [layers] of [slot][kv_heads][head_dim]
     void* const* values;
-    float* logits;  // [logit_rows][head.rows]
-    const float* given;  // [rows][hidden]: the states that a head reads
+    float* logits;          // [logit_rows][head.rows]
+    const float* given;     // [rows][hidden]: the states that a head reads
     int64_t taps;
     const int64_t* tapped;  // [taps]: layers whose input is wanted; their number for what leaves the last
     float* states;          // [rows][taps][hidden]

@@ -1,4 +1,5 @@
-// One pass of a decoder of the Llama family, or of a draft head (models/head.py), which is one such layer with a wider input, all threads together: phases with a barrier behind each. Activations are fp32.
+// One pass of a decoder of the Llama family, or of a draft head (models/head.py), one such layer with a wider input. All threads
+// together: phases with a barrier behind each. Activations are fp32.
 #pragma once
 #include "attention.hpp"
 
