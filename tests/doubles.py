@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -87,10 +88,11 @@ class EchoModel:
         """The processed law [vocab] after a context, without any engine."""
         return law(self.logits(tuple(tokens))[None, : self.vocab], params)[0]
 
-    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, torch.Tensor] | None = None) -> torch.Tensor:
+    def forward_with_states(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.forward(batch, cache), batch.tokens.to(self.dtype)[:, None].expand(-1, len(taps))  # its state is the token itself
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         self.passes += 1
-        for i in taps or ():  # its hidden state is the token itself
-            taps[i] = batch.tokens.to(self.dtype)[:, None]
         self.rows += len(batch.tokens)
         ids = batch.tokens.to(self.dtype).view(-1, 1, 1)
         cache.write(0, batch.slots, ids, ids)

@@ -60,7 +60,7 @@ def _name(texts: Sequence[Text], taps: tuple[int, ...]) -> str:
 
 
 def _compute(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], table: list[int], path: Path) -> None:
-    """One text at a time, in blocks that no request holds: between requests they are all free."""
+    """One text at a time (several in a pass are hardly faster), in blocks that no request holds: between requests they are all free."""
     tensors: dict[str, Tensor] = {}
     for text in texts:
         feed = Feed(text.tokens, 0, table[: -(-len(text.tokens) // engine.target.block_size)], len(text.tokens))

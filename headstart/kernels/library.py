@@ -48,7 +48,8 @@ class Model(ctypes.Structure):
         *((name, c_float) for name in ("eps", "scale")),
         ("layer", POINTER(Layer)),
         *((name, Matrix) for name in ("embedding", "head")),
-        *((name, c_void_p) for name in ("norm", "inv_freq")),
+        *((name, c_void_p) for name in ("norm", "inv_freq", "embed_norm", "state_norm")),
+        ("keeps_normed", c_int32),
     )
 
 
@@ -67,7 +68,9 @@ class Pass(ctypes.Structure):
         ("span", POINTER(Span)),
         ("wanted", c_void_p),
         *((name, POINTER(c_void_p)) for name in ("keys", "values")),
-        ("logits", c_void_p),
+        *((name, c_void_p) for name in ("logits", "given")),
+        ("taps", c_int64),
+        *((name, c_void_p) for name in ("tapped", "states")),
     )
 
 

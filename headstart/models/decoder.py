@@ -7,6 +7,7 @@ Knows nothing of sequences, drafts or sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from headstart.core.errors import ModelError
 from headstart.core.memory import grouped
 from headstart.models.native import native_pass
 from headstart.ops.attention import Batch, KVCache, attend
-from headstart.ops.linear import Linear, Packed, Table, embed, pack, table_of
+from headstart.ops.linear import Embedding, Linear, Packed, pack, table_of
 from headstart.ops.quant import Quantised, Weight, join
 from headstart.ops.rope import attention_factor, frequencies, rotate, rotation
 
@@ -114,7 +115,8 @@ class Decoder:
         embedding = _matrix(source, "model.embed_tokens.weight", table)
         self.head = pack(embedding if config.tied else _matrix(source, "lm_head.weight", table), None, dtype)
         # A packed head is a table too: where embedding and head are one, no second copy is kept.
-        self.embedding: Table = self.head if config.tied and isinstance(self.head, Packed) else table_of(embedding, dtype)
+        shared = self.head if config.tied and isinstance(self.head, Packed) else table_of(embedding, dtype)
+        self.embed = Embedding(shared, dtype, config.embedding_scale)
         self.norm = self._norm_weight(source, "model.norm.weight", config.hidden)
         self.layers = [self._load_layer(source, i) for i in range(config.layers)]
         self.rotary = self._rotary({"rope_theta": config.rope_theta, **(config.rope_scaling or {})})
@@ -191,39 +193,37 @@ class Decoder:
     def _layer_bytes(self) -> int:
         return grouped(self.config.kv_heads, self.config.head_dim) * self.dtype.itemsize
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """The embeddings [R, hidden] of tokens [R]."""
-        x, scale = embed(tokens, self.embedding, self.dtype), self.config.embedding_scale
-        if scale == 1.0:
-            return x
-        return x * torch.tensor(scale, dtype=torch.float32, device=self.device).to(self.dtype)  # rounded as in transformers
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
+        return self.forward_with_states(batch, cache, ())[0]
 
-    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor] | None = None) -> Tensor:
-        """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows.
+    def forward_with_states(self, batch: Batch, cache: KVCache, taps: Seq[int]) -> tuple[Tensor, Tensor]:
+        """The same logits, and the hidden states [R, len(taps) * hidden] that enter these layers.
 
-        taps: for each of its keys i the hidden states [R, hidden] that enter layer i are put there; those that leave the last
-        layer are number `layers`.
+        Those that leave the last layer are number `layers`. The native pass gives fp32, torch the dtype of the model.
         """
-        if self.native is not None and not taps:
-            return self.native(batch, cache)
-        c = self.config
-        taps = {} if taps is None else taps
+        if self.native is not None:
+            return self.native(batch, cache, taps)
+        c, seen = self.config, dict.fromkeys(taps, torch.empty(0))
         x = self.embed(batch.tokens)  # [R, hidden]
         turns = self._turns(batch.positions)
         for i, layer in enumerate(self.layers):
-            if i in taps:
-                taps[i] = x
+            if i in seen:
+                seen[i] = x
             x = self._add(x, self._attention(i, layer, self._norm(x, layer.input_norm), batch, cache, turns), layer.attn_norm)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
             x = self._add(x, layer.down(self.activation(gate) * up), layer.down_norm)
-        if c.layers in taps:
-            taps[c.layers] = x
+        if c.layers in seen:
+            seen[c.layers] = x
+        states = torch.cat([seen[i] for i in taps], -1) if taps else x[:, :0]
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         logits = self.head(self._norm(x, self.norm))
         if c.logit_scale != 1.0:
             logits = logits * c.logit_scale
-        return logits if c.logit_cap is None else torch.tanh(logits / c.logit_cap) * c.logit_cap
+        if c.logit_cap is not None:
+            logits = torch.tanh(logits / c.logit_cap) * c.logit_cap
+        return logits, states
 
     def _turns(self, positions: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """cos and sin of the rows, for sliding layers (True) and for the others."""

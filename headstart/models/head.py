@@ -7,7 +7,7 @@ would compute at p + 1. Its vocabulary is a part of the target's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from headstart.core.errors import ModelError
 from headstart.models.decoder import ModelConfig, Source
 from headstart.models.llama import read_config as read_llama
+from headstart.models.native import native_head
 from headstart.ops.attention import Batch, KVCache, attend
-from headstart.ops.linear import pack
+from headstart.ops.linear import Embedding, pack
 from headstart.ops.quant import join
 from headstart.ops.rope import frequencies, rotate, rotation
 
@@ -78,7 +79,7 @@ class Head:
         config: HeadConfig,
         source: Source,
         ids: Tensor,
-        embed: Callable[[Tensor], Tensor],
+        embed: Embedding,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -92,6 +93,8 @@ class Head:
                 raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}: two heads are mixed")
             return tensor
 
+        if tuple(embed.table.shape) != (c.vocab_size, c.hidden):
+            raise ModelError(f"the head reads embeddings {[c.vocab_size, c.hidden]}, those it shares are {list(embed.table.shape)}")
         queries, keys, prefix = c.heads * c.head_dim, c.kv_heads * c.head_dim, "layers.0."
         qkv = [weight(f"{prefix}self_attn.{n}_proj.weight", rows, 2 * c.hidden) for n, rows in (("q", queries), ("k", keys), ("v", keys))]
         gate_up = [weight(f"{prefix}mlp.{n}_proj.weight", c.intermediate, c.hidden) for n in ("gate", "up")]
@@ -103,7 +106,9 @@ class Head:
         norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         self.embed_norm, self.state_norm, self.mlp_norm = (weight(f"{prefix}{n}.weight", c.hidden) for n in norms)
         self.norm = weight("norm.weight", c.hidden)
+        self.input_norm = None  # the two above are in its place
         self.inv_freq = frequencies(c.head_dim, c.rope_theta, c.rope_scaling).to(device)
+        self.native = native_head(self)
 
     def new_cache(self, slots: int) -> KVCache:
         """A cache of keys and values with room for `slots` tokens."""
@@ -117,15 +122,18 @@ class Head:
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's states [R, len(taps) * target_hidden] as one state each [R, hidden]."""
-        return self.fc(states)
+        return self.fc(states if self.native else states.to(self.dtype))
 
     def forward(self, batch: Batch, states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Logits [L, draft_vocab] and the states [L, hidden] handed on, of the rows `batch.logit_rows`.
 
         `batch.tokens` are the tokens after the positions, `states` [R, hidden] those at the positions.
         """
-        c = self.config.layer
-        norm = lambda x, weight: F.rms_norm(x, (c.hidden,), weight, c.eps)  # noqa: E731
+        if self.native is not None:
+            logits, x = self.native(batch, cache, (1,), states)
+            x = x if batch.logit_rows is None else x[batch.logit_rows]
+            return logits, self._norm(x, self.norm.float()) if self.config.norm_output else x
+        c, norm = self.config.layer, self._norm
         normed = norm(states, self.state_norm)
         x = normed if self.config.norm_before_residual else states
         h = torch.cat((norm(self.embed(batch.tokens), self.embed_norm), normed), -1)
@@ -140,3 +148,6 @@ class Head:
         x = x + self.down(F.silu(gate) * up)
         last = norm(x, self.norm)
         return self.lm_head(last), last if self.config.norm_output else x
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.layer.eps)

@@ -1,11 +1,12 @@
-"""A whole pass of a decoder in one call of the kernels: what `Decoder.forward` computes, with activations in fp32.
+"""A whole pass of a decoder or a draft head in one call of the kernels: what their `forward` computes, with activations in fp32.
 
 Knows the fields of the kernels' structures (kernels/library.py) and which decoders they describe; every other one runs on torch.
 """
 
 from __future__ import annotations
 
-from ctypes import c_void_p
+from collections.abc import Sequence as Seq
+from ctypes import c_int64, c_void_p, cast
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from headstart.kernels.packing import KINDS, Packed
 from headstart.ops.attention import Batch, KVCache, Span
 
 if TYPE_CHECKING:
-    from headstart.models.decoder import Decoder, ModelConfig
+    from headstart.models.decoder import Decoder, ModelConfig, _Layer
+    from headstart.models.head import Head
 
 MAX_HEAD_DIM = 256
 # What the kernels compute at any value. A field that is not here must have its default, so that no new one is ignored.
@@ -35,55 +37,73 @@ def supports(config: ModelConfig) -> bool:
 
 def native_pass(model: Decoder) -> NativePass | None:
     """The native pass of a loaded decoder; None where torch computes it."""
-    packed = isinstance(model.head, Packed) and isinstance(model.embedding, Packed)
-    return NativePass(model) if packed and supports(model.config) and model.rotary.factor == 1.0 else None
+    if not supports(model.config) or model.rotary.factor != 1.0:
+        return None
+    return _native(model.config, model.dtype, (model.embed.table, model.head), model.layers, (model.norm, model.rotary.inv_freq))
+
+
+def native_head(head: Head) -> NativePass | None:
+    """The native pass of a loaded draft head; None where torch computes it."""
+    c = head.config
+    if not supports(c.layer) or head.embed.scale != 1.0:
+        return None
+    vectors = (head.norm, head.inv_freq, head.embed_norm, head.state_norm)
+    return _native(c.layer, head.dtype, (head.embed.table, head.lm_head), [head], vectors, c.norm_before_residual)
+
+
+def _native(
+    c: ModelConfig, dtype: torch.dtype, tables: Seq[object], blocks: Seq[_Layer | Head], vectors: Seq[Tensor], keeps_normed: bool = False
+) -> NativePass | None:
+    """tables: embedding and head. vectors: the last of the structure's, in its order. None where a matrix is not packed."""
+    matrices = [(b.qkv, b.out, b.gate_up, b.down) for b in blocks]
+    packed = [m.struct for m in (*tables, *(m for ms in matrices for m in ms)) if isinstance(m, Packed)]
+    if len(packed) < len(tables) + 4 * len(blocks):
+        return None
+    kept: list[Tensor] = []
+
+    def address(vector: Tensor | None) -> int | None:
+        """Where a vector lies in fp32."""
+        if vector is None:
+            return None
+        kept.append(vector.float().contiguous())
+        return kept[-1].data_ptr()
+
+    layers = (library.Layer * len(blocks))(
+        *(library.Layer(*packed[2 + 4 * i : 6 + 4 * i], address(b.input_norm), address(b.mlp_norm)) for i, b in enumerate(blocks))
+    )
+    sizes = (c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.intermediate)
+    model = library.Model(*sizes, KINDS[dtype], c.eps, c.head_dim**-0.5, layers, *packed[:2])
+    for name, vector in zip(("norm", "inv_freq", "embed_norm", "state_norm"), vectors, strict=False):
+        setattr(model, name, address(vector))
+    model.keeps_normed = keeps_normed
+    return NativePass(model, kept)
 
 
 class NativePass:
-    """`forward` of one decoder. Holds what its structures point to."""
+    """`forward` of one model. Holds the vectors that its structure points to; the matrices are the model's."""
 
-    def __init__(self, model: Decoder) -> None:
-        c = model.config
-        self.vocab_size = c.vocab_size
-        self._vectors: list[Tensor] = []
-        self._layers = (library.Layer * c.layers)(
-            *(
-                library.Layer(
-                    *(_matrix(linear) for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)),
-                    *(self._vector(norm) for norm in (layer.input_norm, layer.mlp_norm)),
-                )
-                for layer in model.layers
-            )
-        )
-        sizes = (c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.intermediate)
-        self._model = library.Model(
-            *(*sizes, KINDS[model.dtype], c.eps, c.head_dim**-0.5, self._layers),
-            *(_matrix(model.embedding), _matrix(model.head)),
-            *(self._vector(model.norm), self._vector(model.rotary.inv_freq)),
-        )
+    def __init__(self, model: library.Model, kept: Seq[Tensor]) -> None:
+        self._model, self._kept = model, kept
 
-    def _vector(self, vector: Tensor | None) -> int:
-        """The address of a vector in fp32."""
-        assert vector is not None  # no decoder that `supports` lets through lacks one
-        self._vectors.append(vector.float().contiguous())
-        return self._vectors[-1].data_ptr()
+    def __call__(self, batch: Batch, cache: KVCache, taps: Seq[int] = (), given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits fp32 [L, rows of the head] of the rows `batch.logit_rows`; writes the keys and values of all R rows.
 
-    def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Logits fp32 [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all rows."""
+        And the hidden states fp32 [R, len(taps) * hidden] that enter the layers `taps`. given: the states [R, hidden] that a head reads.
+        """
         rows = len(batch.tokens)
         wanted = torch.arange(rows) if batch.logit_rows is None else batch.logit_rows
-        logits = torch.empty(len(wanted), self.vocab_size)
+        logits = torch.empty(len(wanted), self._model.head.rows)
+        states = torch.empty(rows, len(taps) * self._model.hidden)
+        given = None if given is None else given.float().contiguous()
         spans = (library.Span * len(batch.spans))(*(_span(s) for s in batch.spans))
         keys, values = ((c_void_p * len(ts))(*(t.data_ptr() for t in ts)) for ts in (cache.keys, cache.values))
         vectors = (t.data_ptr() for t in (batch.tokens, batch.positions, batch.slots))
-        whole = library.Pass(rows, len(spans), len(wanted), *vectors, spans, wanted.data_ptr(), keys, values, logits.data_ptr())
+        whole = library.Pass(
+            *(rows, len(spans), len(wanted), *vectors, spans, wanted.data_ptr(), keys, values, logits.data_ptr()),
+            *(None if given is None else given.data_ptr(), len(taps), cast((c_int64 * len(taps))(*taps), c_void_p), states.data_ptr()),
+        )
         library.active().call("decode", self._model, whole)
-        return logits
-
-
-def _matrix(linear: object) -> library.Matrix:
-    assert isinstance(linear, Packed)
-    return linear.struct
+        return logits, states
 
 
 def _span(span: Span) -> library.Span:

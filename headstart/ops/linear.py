@@ -43,9 +43,17 @@ def table_of(weight: Weight, dtype: torch.dtype) -> Table:
     return _pack_native(weight) if _served(weight, dtype) else weight
 
 
-def embed(tokens: Tensor, table: Table, dtype: torch.dtype) -> Tensor:
-    """Rows `tokens` [R] of a table [vocabulary, in], as [R, in]."""
-    return F.embedding(tokens, table) if isinstance(table, Tensor) else table.lookup(tokens, dtype)
+class Embedding:
+    """A function from tokens [R] to their rows [R, in] of a table [vocabulary, in], times the scale that some families put on them."""
+
+    def __init__(self, table: Table, dtype: torch.dtype, scale: float = 1.0) -> None:
+        self.table, self.dtype, self.scale = table, dtype, scale
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.table) if isinstance(self.table, Tensor) else self.table.lookup(tokens, self.dtype)
+        if self.scale == 1.0:
+            return x
+        return x * torch.tensor(self.scale, dtype=torch.float32, device=x.device).to(self.dtype)  # rounded as in transformers
 
 
 def _served(weight: Weight, dtype: torch.dtype) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from headstart.core.errors import ModelError, first_line
@@ -15,8 +13,7 @@ from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2,
 from headstart.models.decoder import Decoder, ModelConfig
 from headstart.models.head import Head, HeadConfig, is_head
 from headstart.models.hf import HFDecoder
-from headstart.ops.linear import embed as embed_rows
-from headstart.ops.linear import table_of
+from headstart.ops.linear import Embedding, table_of
 from headstart.ops.quant import Weight, quantise
 from headstart.runtime.checkpoint import Checkpoint, convert
 
@@ -105,7 +102,7 @@ def _load_native(
 def load_head(
     checkpoint: Checkpoint,
     config: HeadConfig,
-    embed: Callable[[Tensor], Tensor],
+    embed: Embedding,
     vocab: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -135,8 +132,7 @@ def load_head(
         names.pop(name, None)
     with torch.inference_mode():
         if "embed_tokens.weight" in names:
-            table = table_of(source("embed_tokens.weight"), dtype)
-            embed = lambda tokens: embed_rows(tokens, table, dtype)  # noqa: E731
+            embed = Embedding(table_of(source("embed_tokens.weight"), dtype), dtype)
         head = Head(config, source, ids.to(device), embed, dtype, device)
     if names:
         raise ModelError(

@@ -32,7 +32,7 @@ class Model(Protocol):
 class Tapped(Protocol):
     """A model that shows its hidden states, for drafters that read them."""
 
-    def forward(self, batch: Batch, cache: KVCache, taps: dict[int, Tensor]) -> Tensor: ...
+    def forward_with_states(self, batch: Batch, cache: KVCache, taps: Seq[int]) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass
@@ -114,10 +114,8 @@ class Runner:
     @torch.inference_mode()
     def forward_with_states(self, feeds: Seq[Feed], layers: Seq[int]) -> tuple[list[Tensor], list[Tensor]]:
         """`forward`, and for each feed the hidden states [rows, len(layers) * hidden] that enter these layers."""
-        taps = dict.fromkeys(layers, torch.empty(0))
-        logits = cast(Tapped, self.model).forward(self._batch(feeds), self.cache, taps)
-        states = torch.cat([taps[i] for i in layers], -1).split([len(f.tokens) for f in feeds])
-        return self._per_feed(logits, feeds), list(states)
+        logits, states = cast(Tapped, self.model).forward_with_states(self._batch(feeds), self.cache, layers)
+        return self._per_feed(logits, feeds), list(states.split([len(f.tokens) for f in feeds]))
 
     def _batch(self, feeds: Seq[Feed]) -> Batch:
         model = self.model

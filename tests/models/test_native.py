@@ -8,12 +8,17 @@ import random
 import pytest
 import torch
 
+from headstart.core.errors import ModelError
 from headstart.core.params import SamplingParams
 from headstart.kernels import library
 from headstart.models import native
+from headstart.models.decoder import ModelConfig
+from headstart.models.head import Head, HeadConfig
+from headstart.ops.linear import Embedding, table_of
+from headstart.ops.quant import quantise
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.loader import load_model
-from headstart.runtime.runner import Feed, Runner
+from headstart.runtime.runner import Feed, Runner, lay_out
 from tests import tiny
 from tests.doubles import make_drafter, make_engine, run, totals
 from tests.kernels.test_products import needs_kernels, paths
@@ -86,6 +91,83 @@ def test_a_row_is_the_same_bits_however_it_is_fed(tmp_path, path, dtype, quantiz
                 fed[i] += n
             for got, want in zip(runner.forward(feeds) if feeds else [], wanted, strict=True):
                 assert torch.equal(got[: len(want)], want)
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [*KINDS[:2], (torch.float32, "int8")], ids=str)
+def test_states_are_those_of_the_decoder_on_torch_and_change_no_logit(tmp_path, monkeypatch, path, dtype, quantization):
+    """Of the first layer, of one between, and what leaves the last, in any order; in passes of 1 to 40 rows of two texts."""
+    tiny.write_llama(tmp_path, heads=6, kv_heads=2, hidden=48, layers=3)
+    model, layers = load(tmp_path, dtype, quantization), (2, 0, 3)
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    on_torch = load(tmp_path, torch.float32 if quantization else torch.float64, quantization)
+    assert model.native is not None and on_torch.native is None
+    tables = [list(range(16)), list(range(16, 32))]
+    runners = [Runner(m, 32, 4, 97, 128) for m in (model, model, on_torch)]
+    at = 0
+    for rows in (1, 2, 5, 20, 13):
+        feeds = [Feed(text_of(64, i)[at : at + rows], at, table, 1 + i) for i, table in enumerate(tables)][: 1 + (rows > 1)]
+        monkeypatch.setenv(library.VARIABLE, path)
+        (plain, (logits, states)) = runners[0].forward(feeds), runners[1].forward_with_states(feeds, layers)
+        assert all(torch.equal(a, b) for a, b in zip(plain, logits, strict=True))
+        monkeypatch.setenv(library.VARIABLE, "torch")
+        for got, wanted in zip(states, runners[2].forward_with_states(feeds, layers)[1], strict=True):
+            assert got.dtype is torch.float32 and got.shape == wanted.shape == (rows, 3 * 48)
+            near = 3e-3 if dtype is torch.float32 else 0.06
+            assert all(
+                float((g - w).abs().max()) < near * float(w.std()) for g, w in zip(got.split(48, 1), wanted.split(48, 1), strict=True)
+            )
+        at += rows if rows > 1 else 0
+
+
+@pytest.mark.parametrize(("normed", "handed"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS, ids=str)
+def test_a_draft_head_computes_what_it_computes_on_torch(monkeypatch, path, dtype, quantization, normed, handed):
+    """Two texts, rows without logits, then a draft from its own states; a row is the same bits alone and beside others."""
+    shape = ModelConfig(97, 42, 1, 6, 2, 14, 70, 1e-5, 128)
+    config, generator = HeadConfig(shape, (0, 2, 3), 33, 42, normed, handed), torch.Generator().manual_seed(5)
+    made = {}
+
+    def source(name):
+        queries, keys = 6 * 14, 2 * 14
+        sizes = {"q_proj": (queries, 84), "k_proj": (keys, 84), "v_proj": (keys, 84), "o_proj": (42, queries), "fc": (42, 126)}
+        sizes |= {"gate_proj": (70, 42), "up_proj": (70, 42), "down_proj": (42, 70), "lm_head": (33, 42), "embed": (97, 42)}
+        if name not in made:
+            made[name] = torch.randn(sizes.get(name.split(".")[-2], (42,)), generator=generator) * 0.3 + (0 if "proj" in name else 0.1)
+        return made[name]
+
+    def head(dtype):
+        of = lambda name: quantise(t, quantization) if quantization and (t := source(name)).ndim == 2 else source(name).to(dtype)  # noqa: E731
+        return Head(config, of, torch.arange(33), Embedding(table_of(of("embed.weight"), dtype), dtype), dtype, CPU)
+
+    def run_of(head, together):
+        cache, logits, states = head.new_cache(128), [], []
+        taken = torch.randn(20, 126, generator=torch.Generator().manual_seed(6))
+        feeds = [Feed(text_of(13), 0, list(range(4)), 2), Feed(text_of(7, 1), 0, [9, 8], 1)]
+        for first, some in [(0, feeds)] if together else [(0, feeds[:1]), (13, feeds[1:])]:
+            rows = sum(len(f.tokens) for f in some)
+            out = head.forward(lay_out(some, 4, head.dtype, CPU), head.fuse(taken[first : first + rows]), cache)
+            logits, states = [*logits, out[0]], [*states, out[1]]
+        out = head.forward(lay_out([Feed([3], 13, list(range(4)), 1)], 4, head.dtype, CPU), torch.cat(states)[1:2], cache)
+        return torch.cat((*logits, out[0])), torch.cat((*states, out[1]))
+
+    ours = head(dtype)
+    assert ours.native is not None
+    got = run_of(ours, True)
+    assert all(torch.equal(a, b) for a, b in zip(got, run_of(ours, False), strict=True))
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    on_torch = head(torch.float32 if quantization else torch.float64)
+    assert on_torch.native is None
+    near = 2e-4 if dtype is torch.float32 and quantization is None else 3e-3 if dtype is torch.float32 else 0.06
+    for g, w in zip(got, run_of(on_torch, True), strict=True):
+        assert g.shape == w.shape and float((g - w).abs().max()) < near * float(w.std())
+
+
+def test_a_head_beside_embeddings_of_another_width_is_refused():
+    """The kernels would read beyond their end."""
+    config = HeadConfig(ModelConfig(97, 42, 1, 6, 2, 14, 70, 1e-5, 128), (3,), 33, 42, True)
+    for shape in ((97, 40), (96, 42)):
+        with pytest.raises(ModelError, match=r"\[97, 42\]"):
+            Head(config, torch.empty, torch.arange(33), Embedding(torch.empty(shape), torch.float32), torch.float32, CPU)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headstart.core.errors import ModelError
-from headstart.ops.linear import embed, pack
+from headstart.ops.linear import Embedding, pack
 from headstart.ops.quant import BLOCKS, GROUP, Quantised, from_blocks, join, quantise
 
 SHAPES = [(1, 1), (7, 32), (5, 33), (64, 96), (96, 576)]
@@ -91,7 +91,7 @@ def test_products_and_rows(kind):
     exact = x.double() @ weight.dequantise().double().T + bias.double()
     torch.testing.assert_close(pack(weight, bias)(x).double(), exact, rtol=1e-4, atol=2e-3)  # the kernels round activations to 16 bits
     tokens = torch.tensor([4, 0, 4])
-    assert torch.equal(embed(tokens, weight, torch.float64), weight.dequantise()[tokens].double())
+    assert torch.equal(Embedding(weight, torch.float64)(tokens), weight.dequantise()[tokens].double())
 
 
 def test_memory():

@@ -30,6 +30,9 @@ struct Model {
     const Layer* layer;
     Matrix embedding, head;
     const float *norm, *inv_freq;
+    // A draft head: the norms of the two halves that enter its layer, of embeddings and of the states it is given; null in a decoder.
+    const float *embed_norm, *state_norm;
+    int32_t keeps_normed;  // whether a head adds to its states normed
 };
 
 // Rows of one sequence. Its keys 0..length-1 lie at `slots`, or from `base` on where slots is null.
@@ -45,7 +48,11 @@ struct Pass {
     const int64_t* wanted;  // [logit_rows]
     void* const* keys;      // [layers] of [slot][kv_heads][head_dim]
     void* const* values;
-    float* logits;  // [logit_rows][head.rows]
+    float* logits;          // [logit_rows][head.rows]
+    const float* given;     // [rows][hidden]: the states that a head reads
+    int64_t taps;
+    const int64_t* tapped;  // [taps]: layers whose input is wanted; their number for what leaves the last
+    float* states;          // [rows][taps][hidden]
 };
 
 // Rows of logits [rows][size], `stride` numbers apart.

@@ -1,4 +1,5 @@
-// One pass of a decoder of the Llama family, all threads together: phases with a barrier behind each. Activations are fp32.
+// One pass of a decoder of the Llama family, or of a draft head (models/head.py), one such layer with a wider input. All threads
+// together: phases with a barrier behind each. Activations are fp32.
 #pragma once
 #include "attention.hpp"
 
@@ -11,7 +12,7 @@ struct Room {
     float *x, *qkv, *gate_up, *turns, *parts;
     int64_t qkv_width;
     bool shared;
-    Operand normed, attended, active, last;
+    Operand joined, normed, attended, active, last;
 };
 
 static int64_t lay_out(const Model& m, const Pass& p, char* memory, Room* room) {
@@ -28,6 +29,7 @@ static int64_t lay_out(const Model& m, const Pass& p, char* memory, Room* room) 
     room->qkv_width = wide;
     room->gate_up = (float*)take(rows * m.intermediate * 8);
     room->turns = (float*)take(rows * m.head_dim * 4);
+    room->joined = operand(m.state_norm ? rows : 0, 2 * m.hidden);
     room->normed = operand(rows, m.hidden);
     room->attended = operand(rows, m.heads * m.head_dim);
     room->active = operand(rows, m.intermediate);
@@ -61,11 +63,19 @@ static void norm(Team& team, const Model& m, const float* x, const float* weight
     team.barrier();
 }
 
+// What enters a head at a row: the norm of its embedding beside that of its state. Its sum begins with the state.
+static void join_row(const Model& m, const float* state, float* x, float* out) {
+    norm_row(x, m.embed_norm, m.eps, m.hidden, out);
+    norm_row(state, m.state_norm, m.eps, m.hidden, out + m.hidden);
+    memcpy(x, m.keeps_normed ? out + m.hidden : state, m.hidden * sizeof(float));
+}
+
 // Embeddings of the tokens, and cos and sin of their positions.
 static void begin(Team& team, const Model& m, const Pass& p, const Room& room) {
     const int64_t half = m.head_dim / 2;
     for (int64_t r; (r = team.grab()) <= p.rows;) {
         if (r == p.rows) {
+            if (m.state_norm) clear_padding(room.joined, p.rows, 2 * m.hidden);
             clear_padding(room.normed, p.rows, m.hidden);
             clear_padding(room.attended, p.rows, m.heads * m.head_dim);
             clear_padding(room.active, p.rows, m.intermediate);
@@ -73,6 +83,7 @@ static void begin(Team& team, const Model& m, const Pass& p, const Room& room) {
             break;
         }
         row_of(m.embedding, p.tokens[r], room.x + r * m.hidden, m.hidden);
+        if (m.state_norm) join_row(m, p.given + r * m.hidden, room.x + r * m.hidden, room.joined.x + r * room.joined.stride);
         for (int64_t i = 0; i < half; i++) {
             const float angle = (float)p.positions[r] * m.inv_freq[i];
             room.turns[r * m.head_dim + i] = std::cos(angle);
@@ -123,6 +134,16 @@ static void activate(Team& team, const Model& m, const Pass& p, const Room& room
     team.barrier();
 }
 
+// Hand out the states that enter a layer, where they are wanted.
+static void show(Team& team, const Model& m, const Pass& p, int layer, const float* x) {
+    for (int64_t t = 0; t < p.taps; t++) {
+        if (p.tapped[t] != layer) continue;
+        for (int64_t r; (r = team.grab()) < p.rows;)
+            memcpy(p.states + (r * p.taps + t) * m.hidden, x + r * m.hidden, m.hidden * sizeof(float));
+        team.barrier();
+    }
+}
+
 static void multiply(Team& team, const Matrix& m, const Operand& a, int64_t rows, float* y, int64_t stride, bool add) {
     prepare(team, m, a, rows);
     product(team, m, a, rows, {y, stride, add});
@@ -133,8 +154,9 @@ static void decode(Team& team, const Model& m, const Pass& p, const Room& room) 
     begin(team, m, p, room);
     for (int i = 0; i < m.layers; i++) {
         const Layer& layer = m.layer[i];
-        norm(team, m, room.x, layer.input_norm, rows, nullptr, room.normed);
-        multiply(team, layer.qkv, room.normed, rows, room.qkv, room.qkv_width, false);
+        show(team, m, p, i, room.x);
+        if (!m.state_norm) norm(team, m, room.x, layer.input_norm, rows, nullptr, room.normed);
+        multiply(team, layer.qkv, m.state_norm ? room.joined : room.normed, rows, room.qkv, room.qkv_width, false);
         turn_and_keep(team, m, p, i, room);
         attend(team, {m, p, i, room.qkv, room.qkv_width, room.attended, room.parts, room.shared});
         multiply(team, layer.out, room.attended, rows, room.x, m.hidden, true);
@@ -143,6 +165,7 @@ static void decode(Team& team, const Model& m, const Pass& p, const Room& room) 
         activate(team, m, p, room);
         multiply(team, layer.down, room.active, rows, room.x, m.hidden, true);
     }
+    show(team, m, p, m.layers, room.x);
     norm(team, m, room.x, m.norm, p.logit_rows, p.wanted, room.last);
     multiply(team, m.head, room.last, p.logit_rows, p.logits, m.head.rows, false);
 }
