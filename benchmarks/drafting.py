@@ -58,8 +58,8 @@ def floor(args: argparse.Namespace) -> None:
             params = SamplingParams(temperature=temperature, max_tokens=args.tokens, ignore_eos=True, seed=1)
             arms = make_arms(llm, specs)  # a pace that has learned nothing yet
             speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
-            for _ in range(args.rounds):
-                for arm in arms:
+            for round_ in range(args.rounds):
+                for arm in arms[:: 1 - 2 * (round_ % 2)]:  # there and back, so that nobody always comes first
                     got, outputs = decode(llm, arm, prompts, params)
                     speeds[arm.name].append(got)
                     drafted = sum(o.metrics.speculative_decoding.num_draft_tokens for o in outputs)
