@@ -69,7 +69,8 @@ class EngineConfig:
     """Everything the engine is told, with vLLM's names.
 
     model, tokenizer: directory, GGUF file or hub id; tokenizer None takes the model's.
-    dtype: "auto" is bfloat16 where this processor computes in it, else float32; or a name of `DTYPES`.
+    dtype: "auto" is bfloat16 where this processor computes in it, or where the kernels run the model and its weights are stored no
+        finer; else float32. Or a name of `DTYPES`.
     quantization: "int8" or "int4" to quantise the target's weights at load; None for the checkpoint's numbers in `dtype`.
     max_model_len: context limit in tokens, None for the model's own.
     max_num_seqs: sequences that run at once. max_num_batched_tokens: rows of one pass, prefill and drafts included.

@@ -20,9 +20,9 @@ from headstart.draft.costs import measured_pace
 from headstart.engine.step import Engine
 from headstart.models.decoder import Decoder
 from headstart.models.hf import HFDecoder
-from headstart.ops.device import free_memory, resolve_device, resolve_dtype, total_memory
+from headstart.ops.device import free_memory, resolve_device, total_memory
 from headstart.runtime.checkpoint import open_checkpoint
-from headstart.runtime.loader import load_model
+from headstart.runtime.loader import check_loadable, dtype_for, load_model
 from headstart.runtime.runner import Runner
 from headstart.runtime.tokenizer import load_tokenizer, real_vocab
 
@@ -33,8 +33,9 @@ _CPU_KV_BYTES = 4 << 30
 def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     """Load everything. Start-up lines for the user are appended to `notes`. Raises ModelError, ConfigError."""
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
     checkpoint = open_checkpoint(config.model, config.revision, config.hf_token)
+    check_loadable(checkpoint)
+    dtype = dtype_for(config.dtype, checkpoint, device)
     notes.extend(checkpoint.notes)
     tokenizer = load_tokenizer(checkpoint, config.tokenizer, config.tokenizer_revision, config.hf_token)
     model = load_model(checkpoint, dtype, device, config.quantization, config.max_model_len)

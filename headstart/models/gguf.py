@@ -61,6 +61,11 @@ class GGUFFile:
         found = [self.field(f"tokenizer.ggml.{k}") for k in keys]
         return list(dict.fromkeys(i for i in found if i not in (None, -1, 0xFFFFFFFF)))
 
+    @property
+    def coarse(self) -> bool:
+        """Whether every matrix is stored in fewer than 16 bits, or in bfloat16."""
+        return all(t.kind.name not in ("F64", "F32", "F16") for t in self._tensors.values() if len(t.shape) > 1)
+
     def tensor(self, name: str) -> Tensor:
         """A tensor in fp32, dequantised, rows in Hugging Face's order."""
         from gguf import dequantize

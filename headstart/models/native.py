@@ -16,6 +16,7 @@ from torch import Tensor
 from headstart.kernels import library
 from headstart.kernels.packing import KINDS, Packed
 from headstart.ops.attention import Batch, KVCache, Span
+from headstart.ops.rope import attention_factor
 
 if TYPE_CHECKING:
     from headstart.models.decoder import Decoder, ModelConfig, _Layer
@@ -32,12 +33,13 @@ _COMPUTED = {
 def supports(config: ModelConfig) -> bool:
     """Whether the kernels compute this decoder."""
     plain = all(f.name in _COMPUTED or (f.default is not MISSING and getattr(config, f.name) == f.default) for f in fields(config))
-    return plain and config.head_dim <= MAX_HEAD_DIM
+    turned = config.rope_scaling is None or attention_factor(config.rope_scaling) == 1.0  # cos and sin are not weighted there
+    return plain and turned and config.head_dim <= MAX_HEAD_DIM
 
 
 def native_pass(model: Decoder) -> NativePass | None:
     """The native pass of a loaded decoder; None where torch computes it."""
-    if not supports(model.config) or model.rotary.factor != 1.0:
+    if not supports(model.config):
         return None
     return _native(model.config, model.dtype, (model.embed.table, model.head), model.layers, (model.norm, model.rotary.inv_freq))
 

@@ -42,6 +42,13 @@ class Checkpoint:
         """The shape of every tensor, from the headers of the files."""
         return self.gguf.shapes() if self.gguf else _stored_shapes(self.path)
 
+    @property
+    def fits_bf16(self) -> bool:
+        """Whether its matrices are stored in bfloat16 or coarser, so that bfloat16 holds what they say."""
+        if self.gguf is not None:
+            return self.gguf.coarse
+        return str(self.config.get("dtype") or self.config.get("torch_dtype")).removeprefix("torch.") == "bfloat16"
+
     def quantised(self, name: str, kind: str, device: torch.device) -> Weight:
         """A matrix in "int8" or "int4" on the device, as stored where it is stored so; a vector in fp32. Raises ModelError."""
         blocks = self.gguf.blocks(name, kind) if self.gguf is not None else None

@@ -9,10 +9,13 @@ import torch
 from tqdm import tqdm
 
 from headstart.core.errors import ModelError, first_line
+from headstart.kernels.library import active
 from headstart.models import gemma, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from headstart.models.decoder import Decoder, ModelConfig
 from headstart.models.head import Head, HeadConfig, is_head
 from headstart.models.hf import HFDecoder
+from headstart.models.native import supports
+from headstart.ops.device import resolve_dtype
 from headstart.ops.linear import Embedding, table_of
 from headstart.ops.quant import Weight, quantise
 from headstart.runtime.checkpoint import Checkpoint, convert
@@ -45,6 +48,15 @@ def load_model(
     if max_len is not None and max_len < config.max_len:
         config = replace(config, max_len=max_len)
     return _load_native(checkpoint, FAMILIES[kind], config, dtype, device, quantization)
+
+
+def dtype_for(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The dtype asked for. "auto" is bfloat16 where the hardware computes in it, and where the kernels run the whole model and its weights
+    are stored no finer: they read half the bytes of float32, and widen them on the way. Else float32."""
+    dtype, family = resolve_dtype(name, device), FAMILIES.get(checkpoint.config["model_type"])
+    if name != "auto" or device.type != "cpu" or family is None or active().handle is None or not checkpoint.fits_bf16:
+        return dtype
+    return torch.bfloat16 if supports(family.read_config(checkpoint.config)) else dtype
 
 
 def check_loadable(checkpoint: Checkpoint) -> None:

@@ -71,7 +71,7 @@ SAMPLED = SamplingParams(temperature=1, max_tokens=400, top_p=0.9, seed=1)
 
 @pytest.mark.parametrize(
     ("drafter", "params", "calls", "operations"),
-    [("none", GREEDY, 115, 21), ("ngram", GREEDY, 150, 24), ("none", SAMPLED, 125, 86), ("ngram", SAMPLED, 190, 80)],
+    [("none", GREEDY, 115, 21), ("ngram", GREEDY, 150, 24), ("none", SAMPLED, 130, 86), ("ngram", SAMPLED, 190, 80)],
 )
 def test_a_step_stays_cheap(monkeypatch: pytest.MonkeyPatch, drafter: str, params: SamplingParams, calls: int, operations: int) -> None:
     got = cost(monkeypatch, drafter, 50, 1, params)

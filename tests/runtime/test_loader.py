@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headstart.core.errors import ModelError
+from headstart.kernels import library
+from headstart.ops import device as device_module
 from headstart.ops.quant import BLOCKS, quantise
 from headstart.runtime import checkpoint as checkpoint_module
 from headstart.runtime.checkpoint import open_checkpoint
-from headstart.runtime.loader import load_model
+from headstart.runtime.loader import dtype_for, load_model
 from headstart.runtime.runner import Feed, Runner
 from headstart.runtime.tokenizer import load_tokenizer
 from tests import tiny
@@ -281,3 +283,24 @@ def test_damaged_scales_are_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(raw)
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj"):
         load_model(open_checkpoint(str(tmp_path / "m.gguf")), torch.float32, CPU, "int8")
+
+
+def test_auto_is_no_finer_than_what_is_stored_where_the_kernels_run(folder, monkeypatch):
+    monkeypatch.setattr(device_module, "computes_bf16", lambda device: False)
+    config = json.loads((folder / "config.json").read_text())
+
+    def auto(name: str = "auto", **changed: object) -> torch.dtype:
+        (folder / "config.json").write_text(json.dumps({**{k: v for k, v in config.items() if k != "torch_dtype"}, **changed}))
+        return dtype_for(name, open_checkpoint(str(folder)), CPU)
+
+    kernels = torch.bfloat16 if library.active().handle is not None else torch.float32
+    assert auto(dtype="bfloat16") is auto(dtype=None, torch_dtype="bfloat16") is kernels
+    assert auto(dtype="float32") is auto(dtype="float16") is auto(dtype=None) is torch.float32  # bfloat16 would lose digits
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+    for other in ({"model_type": "gpt_neox"}, {"rope_parameters": yarn, "rope_scaling": yarn}, {"head_dim": 512}):
+        assert auto(dtype="bfloat16", **other) is torch.float32  # torch runs these, or their attention
+    assert auto("float32", dtype="bfloat16") is torch.float32
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    assert auto(dtype="bfloat16") is torch.float32
+    monkeypatch.setattr(device_module, "computes_bf16", lambda device: True)
+    assert auto(dtype="float32") is torch.bfloat16
