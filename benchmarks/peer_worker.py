@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 
@@ -68,6 +69,8 @@ class OpenVINO:
         self.numpy, self.openvino, self.genai = numpy, openvino, openvino_genai
         # The precision of the others: without these, keys and values are stored in 8 bits and passes may run in 16.
         precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[o["dtype"]]
+        if precision == "bf16" and "_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            precision = "f32"  # on such a processor it refuses bf16 caches, and is fastest in f32
         hints = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": o["threads"]}
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = 1

@@ -67,7 +67,7 @@ def start(python: str, engine: str, mode: str, options: dict[str, Any], verbose:
         del environment[openmp.VARIABLE]
     if python != sys.executable:  # another environment: ours must not be found from there
         environment.pop("PYTHONPATH", None)
-    command = [python, str(WORKER), json.dumps({**options, "engine": engine, "mode": mode})]
+    command = [python, "-P", str(WORKER), json.dumps({**options, "engine": engine, "mode": mode})]
     errors = None if verbose else subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     return Arm(engine, mode, process)

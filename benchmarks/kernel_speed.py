@@ -1,6 +1,6 @@
 """What the kernels reach on this machine, every figure as a ratio that was measured in one run.
 
-    python benchmarks/kernels.py [--model M] [--rounds 5] [--only decode,widths,prompt]
+    python benchmarks/kernel_speed.py [--model M] [--rounds 5] [--only decode,widths,prompt]
 
 decode: plain greedy decoding, 128 tokens through the engine, over what reading all weights once per token allows at the bandwidth
 measured for a working set of that size. widths: passes of 8 and 16 rows over one row. prompt: 1,000 tokens in passes of 512, over
