@@ -15,10 +15,15 @@ from headstart.core.params import SamplingParams
 from headstart.kernels.library import Active, Choice, Filters, Logits, Race, active
 
 
+def fits(rows: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a path can take these rows [..., V], which must be of `dtype`, on the CPU and each without gaps."""
+    return rows.dtype is dtype and rows.device.type == "cpu" and rows.stride(-1) == 1 and rows.numel() > 0
+
+
 def serving(rows: Tensor, dtype: torch.dtype) -> Active | None:
-    """The path that takes these rows [..., V], which must be of `dtype`, on the CPU and each without gaps; None: torch does."""
-    fits = rows.dtype is dtype and rows.device.type == "cpu" and rows.stride(-1) == 1 and rows.numel() > 0
-    return by if fits and (by := active()).handle is not None else None
+    """The path that takes these rows; None: torch does."""
+    by = active()
+    return by if by.handle is not None and fits(rows, dtype) else None
 
 
 def law(by: Active, logits: Tensor, params: SamplingParams) -> Tensor:
@@ -42,7 +47,7 @@ def race(by: Active, law: Tensor, key: int, names: Tensor | None) -> int:
 
 def choose(by: Active, rows: Seq[tuple[Tensor, SamplingParams, int]]) -> list[int]:
     """Of each row of finite logits fp32 [V] the token that its options and its key of the race give; -1 where one is not finite."""
-    choices = (Choice * len(rows))(*(Choice(len(x), x.data_ptr(), key, _filters(params)) for x, params, key in rows))
+    choices = (Choice * len(rows))(*[Choice(x.shape[0], x.data_ptr(), key, _filters(params)) for x, params, key in rows])
     ids = (c_int64 * len(rows))()
     by.call("choose", choices, len(rows), ids)
     return list(ids)

@@ -16,6 +16,7 @@ from headstart.core import acceptance, rand
 from headstart.core.params import SamplingParams
 from headstart.core.types import Proposal, Sequence, Verdict
 from headstart.kernels import sampling as kernels
+from headstart.kernels.library import Active, active
 from headstart.ops.noise import pick, race
 from headstart.ops.sampling import law
 from headstart.ops.shaping import ProcessorError, shape
@@ -36,8 +37,11 @@ class Fault(ValueError):
 
 def verify_batch(steps: Seq[Step]) -> list[Verdict | Fault]:
     """`verify` of every step: its verdict, or the fault that it raises."""
-    chosen = _chosen(steps)
-    return [_by_choices(chosen[i], step[1].tokens) if i in chosen else _by_laws(*step) for i, step in enumerate(steps)]
+    by, verdicts = active(), []
+    chosen = {} if by.handle is None else _chosen(by, steps)
+    for i, step in enumerate(steps):
+        verdicts.append(_by_choices(chosen[i], step[1].tokens) if i in chosen else _by_laws(*step))
+    return verdicts
 
 
 def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
@@ -53,25 +57,26 @@ def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     return verdict
 
 
-def _chosen(steps: Seq[Step]) -> dict[int, list[int]]:
+def _chosen(by: Active, steps: Seq[Step]) -> dict[int, list[int]]:
     """By the number of a step the target's own token at each row, -1 where a logit is not finite; of steps that this decides."""
-    own: dict[int, int] = {}  # step -> rows
+    out: dict[int, list[int]] = {}
     rows: list[tuple[Tensor, SamplingParams, int]] = []
-    by = None
     for i, (logits, proposal, seq) in enumerate(steps):
-        serving = kernels.serving(logits, torch.float32) if _samples(proposal, seq) and not seq.params.shapes else None
-        if serving is None:
+        params, greedy = seq.params, seq.params.greedy
+        if not _samples(proposal, seq) or params.shapes or not kernels.fits(logits, torch.float32):
             continue
-        by, own[i], at = serving, len(logits), len(seq.tokens)
-        keys = [0 if seq.params.greedy else rand.key(seq.seed, rand.POSITION, at + j) for j in range(len(logits))]
-        rows += ((row, seq.params, key) for row, key in zip(logits, keys, strict=True))
-    ids = iter(kernels.choose(by, rows) if by is not None else ())
-    return {i: list(islice(ids, count)) for i, count in own.items()}
+        out[i] = []
+        for at, row in enumerate(logits.unbind(), start=len(seq.tokens)):
+            rows.append((row, params, 0 if greedy else rand.key(seq.seed, rand.POSITION, at)))
+    ids = iter(kernels.choose(by, rows) if rows else ())
+    for i in out:
+        out[i] = list(islice(ids, steps[i][0].shape[0]))
+    return out
 
 
 def _samples(proposal: Proposal, seq: Sequence) -> bool:
     """Whether the target's own token at each row decides. Without drafts it does under every rule, so `match` equals plain sampling."""
-    return seq.params.greedy or seq.rule == "match" or not proposal.tokens
+    return not proposal.tokens or seq.rule == "match" or seq.params.greedy
 
 
 def _by_choices(choices: list[int], drafts: list[int]) -> Verdict | Fault:
@@ -118,7 +123,7 @@ def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     if params.greedy:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
     p = law(logits, params)
-    if _samples(proposal, seq):
+    if not drafts or seq.rule == "match":
         choices: list[int] = []
         for i in range(len(drafts) + 1):
             choices.append(race(p[i], seed, length + i))

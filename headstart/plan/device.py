@@ -82,7 +82,7 @@ def here() -> Device:
         operations,
         _PCIE,
         source,
-        str(resolve_dtype("auto", device)).removeprefix("torch."),
+        str(dtype).removeprefix("torch."),
         measured=True,
     )
 
