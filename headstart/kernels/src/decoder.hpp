@@ -2,6 +2,9 @@
 // together: phases with a barrier behind each. Activations are fp32.
 #pragma once
 #include "attention.hpp"
+#ifdef AMX
+#include "amx.hpp"
+#endif
 
 namespace {
 
@@ -145,6 +148,9 @@ static void show(Team& team, const Model& m, const Pass& p, int layer, const flo
 }
 
 static void multiply(Team& team, const Matrix& m, const Operand& a, int64_t rows, float* y, int64_t stride, bool add) {
+#ifdef AMX
+    if (m.kind == BF16) return multiply_by_tiles(team, m, a, rows, {y, stride, add});
+#endif
     prepare(team, m, a, rows);
     product(team, m, a, rows, {y, stride, add});
 }
