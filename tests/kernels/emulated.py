@@ -37,7 +37,7 @@ def _compile(folder: Path, file: Path) -> None:
         pytest.skip("no C++ compiler")
     with patch("setuptools.setup"):
         flags = [f for f in runpy.run_path(str(ROOT / "setup.py"))["FLAGS"] if f != "-O2"]
-    flags += ["-O0", "-Wno-psabi", "-mavx2", "-mfma", "-mf16c", "-DLANES=16", f"-I{EMULATION}", f"-I{SOURCES}"]
+    flags += ["-O1", "-Wno-psabi", "-mavx2", "-mfma", "-mf16c", "-DLANES=16", f"-I{EMULATION}", f"-I{SOURCES}"]
 
     def compiled(source: Path, name: str, *more: str) -> str:
         subprocess.run([compiler, *flags, *more, "-c", source, "-o", folder / name], check=True)

@@ -282,7 +282,9 @@ static void product(Team& team, const Matrix& m, const Operand& a, int64_t rows,
     items(team, m, [&](int64_t first, int64_t last, int64_t next) {
         switch (m.kind) {
             case F32: item<F32>(m, a, rows, first, last, next, out); break;
+#ifndef AMX  // amx.hpp does it
             case BF16: item<BF16>(m, a, rows, first, last, next, out); break;
+#endif
             case INT8: item<INT8>(m, a, rows, first, last, next, out); break;
             case INT4: item<INT4>(m, a, rows, first, last, next, out); break;
         }
