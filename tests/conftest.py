@@ -39,23 +39,23 @@ def real_file() -> Path:
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     """The paths avx512 and amx, built for a processor that has only AVX2 (tests/kernels/emulated.py): once per session."""
+    from headstart.kernels import library
     from tests.kernels.emulated import build
 
+    handle, lack = library._load()
+    if handle is None or handle.headstart_lack(library.PATHS.index("avx2")):
+        pytest.skip(lack or "this processor has no AVX2")
     base = tmp_path_factory.getbasetemp()
     return build(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
 
 
 @pytest.fixture(params=("avx2", "avx512", "amx"))
 def path(request, monkeypatch):
-    """Each path of the kernels serves: on this processor where it can, else emulated."""
+    """Each path of the kernels serves: on this processor where it can, else emulated; skipped where there is no AVX2."""
     from headstart.kernels import library
 
-    handle, lack = library._load()
-    if handle is None:
-        pytest.skip(lack)
-    if handle.headstart_lack(library.PATHS.index(request.param)):
-        if request.param == "avx2":
-            pytest.skip("this processor has no AVX2")
+    handle, _ = library._load()
+    if handle is None or handle.headstart_lack(library.PATHS.index(request.param)):
         choose, load = request.getfixturevalue("emulated")
         monkeypatch.setattr(library, "_choose", choose)
         monkeypatch.setattr(library, "_load", load)

@@ -104,7 +104,7 @@ def disagreement(by: Active) -> str:
     for name, (packed, wanted) in trials.items():
         exact = as_multiplied(by.path, packed, x).double() @ wanted[:, :70].double().T
         got = packed.product(by, x)
-        if not torch.allclose(got.double(), exact, rtol=1e-4, atol=2e-2):
+        if not torch.allclose(got.double(), exact, rtol=1e-4, atol=2e-2 if packed.scale is not None else 1e-3):
             return f"the {by.path} kernels compute wrong {name} products on this processor: please report it"
         if not torch.equal(packed.product(by, x[-1:]), got[-1:]):
             return f"the {by.path} kernels give a row other {name} bits alone than beside others on this processor: please report it"

@@ -8,6 +8,12 @@
 
 namespace {
 
+// Some compilers' own check does not know it.
+bool processor_has_f16c() {
+    uint32_t a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+}
+
 // Which registers the operating system keeps for each thread.
 uint64_t kept_registers() {
     uint32_t low, high;
@@ -36,7 +42,7 @@ bool system_gives_tiles() {
 }  // namespace
 
 // The compiler's own check asks the operating system too.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && processor_has_f16c(); }
 
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

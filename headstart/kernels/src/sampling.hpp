@@ -123,7 +123,7 @@ static int64_t gather(const double* p, int64_t size, double bound, double* out) 
     int64_t n = 0;
     for (int64_t i = 0; i < size; i += WIDE) {
         const vd v = entries(p, i, size, -1.0);
-        for (int hits = signs(v >= bound); hits; hits &= hits - 1) out[n++] = v[__builtin_ctz(hits)];
+        for (int hits = signs((vl)(v >= bound)); hits; hits &= hits - 1) out[n++] = v[__builtin_ctz(hits)];
     }
     return n;
 }
@@ -226,12 +226,12 @@ static int64_t race_on(const double* law, int64_t n, uint64_t key, const int64_t
     Finish first;
     for (int64_t i = 0; i < n; i += WIDE) {
         const vd p = entries(law, i, n, 0.0);
-        if (!signs(p > 0.0)) continue;
+        if (!signs((vl)(p > 0.0))) continue;
         vw id = upwards(i);
         if (names)
             for (int j = 0; j < WIDE; j++) id[j] = i + j < n ? names[i + j] : 0;
         const vd u = uniform(id ^ key);
-        for (int hits = signs(u <= p * (first.time * (1 + 1e-12))); hits; hits &= hits - 1) {
+        for (int hits = signs((vl)(u <= p * (first.time * (1 + 1e-12)))); hits; hits &= hits - 1) {
             const int j = __builtin_ctz(hits);
             first.meet(i + j, u[j], p[j]);
         }
