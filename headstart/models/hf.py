@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headstart.core.errors import ModelError, first_line
-from headstart.ops.attention import Batch, KVCache, Layout, Span, attend, causal_mask, slot_range
+from headstart.ops.attention import Batch, KVCache, Layout, Span, attend
 from headstart.ops.linear import pack
 from headstart.ops.quant import quantise
 
@@ -285,11 +286,11 @@ def _rows(product: Any) -> Any:
 def _one_text(tokens: Tensor, start: int, dtype: torch.dtype, window: int | None) -> Batch:
     """Rows start.. of a text whose keys lie in slots 0.. in order."""
     rows, stop, device = len(tokens), start + len(tokens), tokens.device
-    at = torch.arange(start, stop, device=device)
+    at = np.arange(start, stop)
 
-    def layout(width: int | None) -> Layout:
+    def spans(width: int | None) -> list[Span]:
         first = 0 if width is None else max(0, start - width + 1)
-        mask = causal_mask(rows, stop - first, dtype, device, width)
-        return Layout(at, [Span(slice(0, rows), stop - first, slot_range([0], _TRIAL, first, stop, device), mask)])
+        return [Span(slice(0, rows), stop - first, slice(first, stop), dtype, device, width)]
 
-    return Batch(tokens, at, at, layout(None).spans, None, None if window is None else layout(window))
+    local = None if window is None else Layout(at, spans(window), device)
+    return Batch(at, spans(None), device, ids=tokens.cpu().numpy(), at=at, wanted=np.arange(rows), local=local)
