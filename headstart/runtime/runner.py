@@ -127,7 +127,8 @@ class Runner:
         return feed.local or [block % self.local_blocks for block in feed.table]
 
     def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
-        logits = logits[:, : self.vocab]
+        if logits.shape[1] > self.vocab:
+            logits = logits[:, : self.vocab]
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        return list(logits.split([f.logits for f in feeds]))
+        return [logits] if len(feeds) == 1 else list(logits.split([f.logits for f in feeds]))
