@@ -19,7 +19,7 @@ from headstart.kernels.library import Active, Choice, Filters, Logits, Race, act
 
 def fits(rows: Tensor, dtype: torch.dtype) -> bool:
     """Whether a path can take these rows [..., V], which must be of `dtype`, on the CPU and each without gaps."""
-    return rows.dtype is dtype and rows.device.type == "cpu" and rows.stride(-1) == 1 and rows.numel() > 0
+    return rows.dtype is dtype and rows.is_cpu and rows.stride(-1) == 1 and rows.numel() > 0
 
 
 def serving(rows: Tensor, dtype: torch.dtype) -> Active | None:
@@ -52,7 +52,7 @@ def choose(by: Active, asked: Iterable[tuple[Tensor, SamplingParams, Seq[int]]])
     choices: list[Choice] = []
     counts: list[int] = []
     for logits, params, keys in asked:
-        filters, at, size, step = _filters(params), logits.data_ptr(), logits.shape[1], logits.stride(0) * logits.element_size()
+        filters, at, size, step = _filters(params), logits.data_ptr(), logits.shape[1], 4 * logits.stride(0)
         choices += (Choice(size, at + i * step, key, filters) for i, key in enumerate(keys))
         counts.append(len(keys))
     ids = (c_int64 * len(choices))()

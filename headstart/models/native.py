@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstart.kernels import library
 from headstart.kernels.packing import KINDS, Packed
-from headstart.ops.attention import Batch, KVCache, Span
+from headstart.ops.attention import Batch, KVCache, Numbers, Span
 from headstart.ops.rope import attention_factor
 
 if TYPE_CHECKING:
@@ -97,14 +97,18 @@ class NativePass:
         states = torch.empty(rows, len(taps) * self._model.hidden) if taps else logits[:0]
         given = None if given is None else given.float().contiguous()
         whole = library.Pass(
-            *(rows, spans, wanted, *(n.ctypes.data for n in (batch.ids, batch.at, batch.places))),
-            *((library.Span * spans)(*(_span(s) for s in batch.spans)), batch.wanted.ctypes.data, *cache.addresses, logits.data_ptr()),
+            *(rows, spans, wanted, *map(_address, (batch.ids, batch.at, batch.places))),
+            *((library.Span * spans)(*(_span(s) for s in batch.spans)), _address(batch.wanted), *cache.addresses, logits.data_ptr()),
             *(None if given is None else given.data_ptr(), len(taps), cast((c_int64 * len(taps))(*taps), c_void_p), states.data_ptr()),
         )
         library.active().call("decode", self._model, whole)
         return logits, states
 
 
+def _address(numbers: Numbers) -> int:
+    return numbers.buffer_info()[0]
+
+
 def _span(span: Span) -> library.Span:
-    base, slots = (span.places.start, None) if isinstance(span.places, slice) else (0, span.places.ctypes.data)
+    base, slots = (span.places.start, None) if isinstance(span.places, slice) else (0, _address(span.places))
     return library.Span(span.rows.start, span.rows.stop - span.rows.start, span.length, base, slots)

@@ -6,13 +6,13 @@ Rows of several sequences lie one after another. Each sequence is a `Span`: its 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from ctypes import Array, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,7 +20,8 @@ from torch import Tensor
 # Up to this many rows, the query heads that share a key head are folded into rows of one product: fewer, larger products.
 FOLD_ROWS = 32
 
-Numbers = npt.NDArray[np.int64]
+# int64, "q". Of one row there are so few that making tensors of them took longer than choosing its token.
+Numbers: TypeAlias = "array[int]"
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Span:
     @cached_property
     def slots(self) -> slice | Tensor:
         """`places` as an index of torch."""
-        return self.places if isinstance(self.places, slice) else torch.from_numpy(self.places).to(self.device)
+        return self.places if isinstance(self.places, slice) else torch.tensor(self.places.tolist(), device=self.device)
 
     @cached_property
     def mask(self) -> Tensor | None:
@@ -58,7 +59,7 @@ class Layout:
         return self._tensor(self.places)
 
     def _tensor(self, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(numbers).to(self.device)
+        return torch.tensor(numbers.tolist(), dtype=torch.int64, device=self.device)
 
 
 @dataclass
@@ -116,11 +117,13 @@ class KVCache:
 def slot_range(table: Seq[int], block_size: int, start: int, stop: int) -> slice | Numbers:
     """The slots of positions start..stop-1 of a block table: a slice when the blocks are adjacent, else each of them."""
     first, last = start // block_size, (stop - 1) // block_size
-    blocks = np.array(table[first : last + 1])
-    if (blocks[1:] - blocks[:-1] == 1).all():
-        base = (int(blocks[0]) - first) * block_size
+    blocks = table[first : last + 1]
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+        base = (blocks[0] - first) * block_size
         return slice(base + start, base + stop)
-    slots = (blocks[:, None] * block_size + np.arange(block_size)).ravel()
+    slots = array("q")
+    for block in blocks:
+        slots.extend(range(block * block_size, (block + 1) * block_size))
     return slots[start - first * block_size : stop - first * block_size]
 
 

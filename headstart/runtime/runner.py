@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,15 +53,13 @@ class Feed:
 
 def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
     """What sequences feed, as one pass through layers that see all keys."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
+    tokens, positions, wanted = array("q"), array("q"), array("q")
     for f in feeds:
-        tokens += f.tokens
-        positions += range(f.start, f.start + len(f.tokens))
-        wanted += range(len(tokens) - f.logits, len(tokens))
+        tokens.extend(f.tokens)
+        positions.extend(range(f.start, f.start + len(f.tokens)))
+        wanted.extend(range(len(tokens) - f.logits, len(tokens)))
     places, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
-    return Batch(places, spans, device, ids=np.array(tokens), at=np.array(positions), wanted=np.array(wanted, dtype=np.int64))
+    return Batch(places, spans, device, ids=tokens, at=positions, wanted=wanted)
 
 
 def _places(
@@ -74,16 +72,16 @@ def _places(
     window: int | None = None,
 ) -> tuple[Numbers, list[Span]]:
     """The slots that new keys go to, and where those lie that each feed may see, from its first position on."""
-    new: list[int] = []
+    new = array("q")
     spans: list[Span] = []
     row = 0
     for f, table, first in zip(feeds, tables, firsts, strict=True):
         rows, stop = len(f.tokens), f.start + len(f.tokens)
         keys = slot_range(table, block_size, first, stop)
-        new += range(keys.stop - rows, keys.stop) if isinstance(keys, slice) else keys[f.start - first :].tolist()
+        new.extend(range(keys.stop - rows, keys.stop) if isinstance(keys, slice) else keys[f.start - first :])
         spans.append(Span(slice(row, row + rows), stop - first, keys, dtype, device, window))
         row += rows
-    return np.array(new), spans
+    return new, spans
 
 
 class Runner:
@@ -97,7 +95,6 @@ class Runner:
         self.local_blocks = local_blocks
         self.cache = model.new_cache(num_blocks * block_size, None if local_blocks is None else local_blocks * block_size)
 
-    @torch.inference_mode()
     def forward(self, feeds: Seq[Feed]) -> list[Tensor]:
         """One pass. Returns for each feed the logits fp32 or wider [feed.logits, vocab] of its last rows.
 
@@ -105,7 +102,6 @@ class Runner:
         """
         return self._per_feed(self.model.forward(self._batch(feeds), self.cache), feeds)
 
-    @torch.inference_mode()
     def forward_with_states(self, feeds: Seq[Feed], layers: Seq[int]) -> tuple[list[Tensor], list[Tensor]]:
         """`forward`, and for each feed the hidden states [rows, len(layers) * hidden] that enter these layers."""
         logits, states = cast(Tapped, self.model).forward_with_states(self._batch(feeds), self.cache, layers)
