@@ -94,7 +94,7 @@ class NativePass:
         """
         rows, spans, wanted = len(batch.ids), len(batch.spans), len(batch.wanted)
         logits = torch.empty(wanted, self._model.head.rows)
-        states = torch.empty(rows, len(taps) * self._model.hidden) if taps else logits[:0]
+        states = torch.empty(rows, len(taps) * self._model.hidden)
         given = None if given is None else given.float().contiguous()
         whole = library.Pass(
             *(rows, spans, wanted, *map(_address, (batch.ids, batch.at, batch.places))),

@@ -7,6 +7,7 @@ chosen together, in one call of the kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,20 +141,27 @@ def judge(p: Tensor, drafts: list[int], q: Tensor, rule: str, u: list[float], u_
     k, vocab = len(drafts), p.shape[1]
     at = torch.tensor([i * vocab + x for i, x in enumerate(drafts)], dtype=torch.int64, device=p.device)
     p_x, q_x = p.take(at).tolist(), q.take(at).tolist()
+    ps, qs = _rows(p), _rows(q)
     weights = [1.0] * k
     if rule == "block":
         weights = acceptance.block_weights(p_x, q_x)
-        mass = [float(_excess(p[i], q[i], weights[i]).sum()) for i in range(1, k)]
+        mass = [float(_excess(ps[i], qs[i], weights[i]).sum()) for i in range(1, k)]
         kept = acceptance.accept_block(weights, mass, u)
     else:
         kept = acceptance.accept_prefix(p_x, q_x, u)
-    left = p[kept]
+    left = ps[kept]
     if kept < k:
-        excess = _excess(left, q[kept], weights[kept])
-        left = excess if bool(excess.sum() > 0) else left
-    return Verdict(kept, pick(left, u_tail))
+        excess = _excess(left, qs[kept], weights[kept])
+        left = excess if excess.sum() > 0 else left
+    return Verdict(kept, pick(torch.as_tensor(left), u_tail))
 
 
-def _excess(p: Tensor, q: Tensor, weight: float) -> Tensor:
-    """max(weight p - q, 0): what is left of p, not normalised, where a draft of q has fallen."""
-    return (p * weight).sub_(q).clamp_min_(0)
+def _rows(law: Tensor) -> Any:
+    """A law [k, V] in fp64; on the CPU as an array of numpy, since torch wakes other threads for a row, which takes longer than the row."""
+    law = law.detach().double()
+    return law.numpy() if law.is_cpu else law
+
+
+def _excess(p: Any, q: Any, weight: float) -> Any:
+    """max(weight p - q, 0) of rows [V]: what is left of p, not normalised, where a draft of q has fallen."""
+    return (p * weight - q).clip(min=0)
