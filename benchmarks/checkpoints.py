@@ -39,8 +39,11 @@ def noisy(tensors: Mapping[str, torch.Tensor], noise: float) -> dict[str, torch.
     return {n: t + noise * t.std() * torch.randn(t.shape, generator=generator) if t.ndim == 2 else t for n, t in tensors.items()}
 
 
-def unquantised_gguf(gguf: Path, out: Path) -> str:
-    """The same model and metadata with every tensor as F32, for engines that would compute with quantised weights."""
+def unquantised_gguf(gguf: Path, out: Path, dtype: str) -> str:
+    """The same model and metadata unquantised, for engines that would compute with quantised weights.
+
+    dtype: float32 or bfloat16, of the matrices; vectors are always F32.
+    """
     import gguf as library
 
     if out.exists():
@@ -53,9 +56,14 @@ def unquantised_gguf(gguf: Path, out: Path) -> str:
             continue
         kinds = field.types
         writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if kinds[0] == library.GGUFValueType.ARRAY else None)
-    writer.add_file_type(library.LlamaFileType.ALL_F32)
+    half, kind = dtype == "bfloat16", library.GGMLQuantizationType.BF16
+    writer.add_file_type(library.LlamaFileType.MOSTLY_BF16 if half else library.LlamaFileType.ALL_F32)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, library.quants.dequantize(tensor.data, tensor.tensor_type))
+        values = library.quants.dequantize(tensor.data, tensor.tensor_type)
+        if half and values.ndim == 2:
+            writer.add_tensor(tensor.name, library.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

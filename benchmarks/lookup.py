@@ -64,7 +64,7 @@ def answers(data: Path, questions: int, tokens: int, keep: Path) -> list[dict]:
         groups[(item := json.loads(line))["category"]].append(item)
     each = questions // len(groups)
     chosen = [q for g in groups.values() for q in g[:: max(1, len(g) // each)][:each]]
-    llm = LLM(str(demo_model()), dtype="float32", max_model_len=4096, kv_cache_memory="6GiB", max_num_seqs=16)
+    llm = LLM(str(demo_model()), max_model_len=4096, kv_cache_memory="4GiB", max_num_seqs=48)
     made = []
     for temperature in (0.0, 1.0):
         chats = [[{"role": "user", "content": q["turns"][0]}] for q in chosen]

@@ -121,7 +121,8 @@ def arms(args: argparse.Namespace, folder: Path, eos: int) -> list[Arm]:
     if args.vllm_python:
         out += [start(args.vllm_python, "vllm", mode, options, args.verbose) for mode in modes]
     if args.llama_server:
-        options |= {"llama_server": args.llama_server, "gguf": checkpoints.unquantised_gguf(demo_model(), folder / "demo-f32.gguf")}
+        gguf = checkpoints.unquantised_gguf(demo_model(), folder / f"demo-{args.dtype}.gguf", args.dtype)
+        options |= {"llama_server": args.llama_server, "gguf": gguf}
         out += [start(sys.executable, "llama.cpp", mode, options, args.verbose) for mode in ("plain", "ngram-simple", "ngram-mod")]
     for arm in out:
         arm.version = arm.hear()["version"]

@@ -57,14 +57,15 @@ def test_a_checkpoint_that_other_engines_load(script: Any, tmp_path: Path) -> No
     assert ours.eos_ids == [2] and ours.notes == [f"{tmp_path.name}: grown from a seed"]
 
 
-def test_unquantised_gguf_holds_the_same_numbers(script: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "called"), [("float32", "F32"), ("bfloat16", "BF16, F32")])
+def test_unquantised_gguf_holds_the_same_numbers(script: Any, tmp_path: Path, dtype: str, called: str) -> None:
     tiny.write_gguf(tmp_path / "q.gguf", tiny.llama_model(vocab=len(tiny.tokenizer()), dtype=torch.float32), "Q8_0")
-    before, after = (
-        GGUFFile(Path(p)) for p in (tmp_path / "q.gguf", script("checkpoints").unquantised_gguf(tmp_path / "q.gguf", tmp_path / "f.gguf"))
-    )
+    made = script("checkpoints").unquantised_gguf(tmp_path / "q.gguf", tmp_path / "f.gguf", dtype)
+    before, after = (GGUFFile(Path(p)) for p in (tmp_path / "q.gguf", made))
     assert before.names() == after.names() and before.config() == after.config() and before.eos_ids() == after.eos_ids()
-    assert all(torch.equal(before.tensor(n), after.tensor(n)) for n in before.names())
-    assert after.quantisation == "F32" and before.tokenizer().get_vocab() == after.tokenizer().get_vocab()
+    rounded = lambda t: t.to(getattr(torch, dtype)).float() if t.ndim == 2 else t  # noqa: E731
+    assert all(torch.equal(rounded(before.tensor(n)), after.tensor(n).float()) for n in before.names())
+    assert after.quantisation == called and before.tokenizer().get_vocab() == after.tokenizer().get_vocab()
 
 
 def test_table_of_engines(script: Any) -> None:
