@@ -51,15 +51,18 @@ INLINE vi spread_32(const char* p) {  // two integers of 16 bits, or four of 8
 }
 
 // The low and the high halves of bytes.
-alignas(32) constexpr uint32_t LOW_NIBBLES[LANES] = {0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f};
+alignas(32) constexpr uint32_t NIBBLES[LANES] = {0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f,
+                                                 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f};
 INLINE vi low_nibbles(const char* p) {
     vi out;
-    asm volatile("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)p), "m"(*(const vu*)LOW_NIBBLES));
+    asm volatile("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)p), "m"(*(const vu*)NIBBLES));
     return out;
 }
 INLINE vi high_nibbles(const char* p) {
     vi out;
-    asm volatile("vmovdqu %1, %0\n\tvpsrlw $4, %0, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)p), "m"(*(const vu*)LOW_NIBBLES));
+    asm volatile("vmovdqu %1, %0\n\tvpsrlw $4, %0, %0\n\tvpand %2, %0, %0"
+                 : "=v"(out)
+                 : "m"(*(const vu*)p), "m"(*(const vu*)NIBBLES));
     return out;
 }
 
@@ -90,11 +93,9 @@ INLINE void add_quads(vi& sum, vi a, vi b) {
 INLINE vi sums_of_pairs(vi a) { return (vi)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi16(1)); }
 
 // Integers that fit, in 16 or 8 bits.
-INLINE void store_s16(char* p, vi a) { _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1))); }
-INLINE void store_s8(char* p, vi a) {
-    const __m128i narrowed = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
-    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(narrowed, narrowed));
-}
+INLINE __m128i in_16_bits(vi a) { return _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1)); }
+INLINE void store_s16(char* p, vi a) { _mm_storeu_si128((__m128i*)p, in_16_bits(a)); }
+INLINE void store_s8(char* p, vi a) { _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(in_16_bits(a), in_16_bits(a))); }
 
 INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 
