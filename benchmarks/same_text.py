@@ -126,7 +126,8 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     args = parser.parse_args()
 
-    from headstart.models.demo import cache_folder, demo_model
+    from headstart.core.folders import cache_folder
+    from headstart.models.demo import demo_model
 
     gemma = cache_folder() / "gemma-3-270m-q4_k_m.gguf"
     models = args.models or [demo_model(), *([gemma] if gemma.exists() else [])]

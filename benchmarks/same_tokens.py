@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import headstart
-from headstart.models.demo import cache_folder
+from headstart.core.folders import cache_folder
 from headstart.models.gguf import GGUFFile
 
 TEXTS = [

@@ -17,7 +17,7 @@ with contextlib.suppress(ImportError):  # tests/core run without torch
 @pytest.fixture(scope="session")
 def gemma_file() -> Path:
     """Gemma 3 270M: $HEADSTART_TEST_GEMMA, or the file in the cache folder (docs/models.md). Never fetched by a test."""
-    from headstart.models.demo import cache_folder
+    from headstart.core.folders import cache_folder
 
     path = Path(os.environ.get("HEADSTART_TEST_GEMMA") or cache_folder() / "gemma-3-270m-q4_k_m.gguf")
     if not path.is_file():
@@ -28,7 +28,8 @@ def gemma_file() -> Path:
 @pytest.fixture(scope="session")
 def real_file() -> Path:
     """The demo checkpoint: $HEADSTART_TEST_GGUF, or what `headstart demo` left in the cache. Never fetched by a test."""
-    from headstart.models.demo import MEMBER, cache_folder
+    from headstart.core.folders import cache_folder
+    from headstart.models.demo import MEMBER
 
     path = Path(os.environ.get("HEADSTART_TEST_GGUF") or cache_folder() / Path(MEMBER).name)
     if not path.is_file():

@@ -44,7 +44,7 @@ class WidthCurve:
         self.seen: dict[int, int] = {}
         self.scale = 1.0
         self._haste = _SLOW  # how far a pass moves the scale
-        self._widths: list[int] = []
+        self._widths: list[int] = []  # empty until somebody asks after a pass
         self._times: list[float] = []  # of the widths, never falling, without the scale
 
     def expect(self, curve: Mapping[int, float]) -> None:
@@ -55,7 +55,7 @@ class WidthCurve:
         """
         if curve:
             self.shape, self.seen, self._haste = dict(curve), dict.fromkeys(curve, _SETTLED), 1.0
-            self._tabulate()
+            self._widths = []
 
     def observe(self, rows: int, seconds: float) -> None:
         """A pass over `rows` rows took so long."""
@@ -69,7 +69,7 @@ class WidthCurve:
             self.shape[rows] *= ratio ** (1 / self.seen[rows] if self.seen[rows] <= _SETTLED else 0.03)
             self.scale *= ratio**self._haste
             self._haste = max(_SLOW, self._haste / (1 + self._haste))  # 1, 1/2, 1/3, ...
-        self._tabulate()
+        self._widths = []
 
     def _tabulate(self) -> None:
         """A point before the first width makes the curve flat there, one behind the last gives it the slope of the whole."""
@@ -85,6 +85,8 @@ class WidthCurve:
 
     def __call__(self, rows: float) -> float:
         """Expected seconds at a width: linear between the seen ones, never falling, going on straight beyond the last."""
+        if not self._widths:
+            self._tabulate()
         return self.scale * interpolate(self._widths, self._times, rows)
 
 
@@ -308,13 +310,13 @@ class Pace:
 
     def pass_took(self, rows: int, sequences: int, seconds: float) -> None:
         """A pass in which every sequence decoded took so long, drafting apart."""
-        plain = self.curve(sequences) if self.curve.known else seconds
+        if self.probed:
+            plain = self.curve(sequences) if self.curve.known else seconds
+            self.probing += max(0.0, seconds + self.drafting - plain)
         self.curve.observe(rows, seconds)
         self.seconds += seconds + self.drafting
         for drafter in self.rests:
             self.rests[drafter] = 0 if drafter in self.drawing else self.rests[drafter] + 1
-        if self.probed:
-            self.probing += max(0.0, seconds + self.drafting - plain)
 
     def end_step(self) -> None:
         """Forget what was of this step only."""

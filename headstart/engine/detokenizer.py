@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headstart.runtime.tokenizer import decoder
+
 # Tokens of the prompt that are decoded along, so that the first output token is spaced as in the middle of a text.
 _CONTEXT = 6
 
@@ -12,13 +14,13 @@ class Detokenizer:
     """Invariant: the pieces returned so far, joined, are the text of the tokens up to `read`; later ones wait for more bytes."""
 
     def __init__(self, tokenizer: Any, prompt: list[int], skip_special_tokens: bool) -> None:
-        self.tokenizer, self.skip = tokenizer, skip_special_tokens
+        self.decode, self.skip = decoder(tokenizer), skip_special_tokens
         self.tokens = prompt[-_CONTEXT:]
         self.prefix, self.read = 0, len(self.tokens)
         self.shown = self._decode(self.tokens)
 
     def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=self.skip, clean_up_tokenization_spaces=False) if ids else ""
+        return self.decode(ids, self.skip) if ids else ""
 
     def push(self, token: int) -> str:
         """The text that became certain with this token: empty while a character is incomplete."""

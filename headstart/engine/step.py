@@ -273,7 +273,11 @@ class Engine:
             else:
                 logits = self.target.forward(feeds)
             self.clock.lap("target")
-            steps = [(r[-1 - len(p.tokens) :], p, c.seq) for c, p, r in zip(chunks, proposals, logits, strict=True) if c.samples]
+            steps = [
+                (r[c.count - 1 :] if c.seq.score_prompt else r, p, c.seq)
+                for c, p, r in zip(chunks, proposals, logits, strict=True)
+                if c.samples
+            ]
             verdicts = iter(verify_batch(steps))
             self.clock.lap("verify")
             touched: dict[str, Request] = {}

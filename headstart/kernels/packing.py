@@ -69,12 +69,12 @@ def pack_integers(codes: Tensor, scale: Tensor, minimum: Tensor | None, columns:
     kind: "int8", or "int4" for codes 0..15. `columns`: how many inputs there are.
     """
     units = _padded(codes, GROUP)
-    if kind == "int4":  # a unit of four columns: the first two in the low halves of its bytes, the others in the high ones
-        low, high = units.view(len(units), -1, 2, 2).unbind(2)
+    if kind == "int4":  # a unit of eight columns: the first four in the low halves of its bytes, the others in the high ones
+        low, high = units.view(len(units), -1, 2, 4).unbind(2)
         units = (low | high << 4).view(torch.uint8).flatten(1)
-    pairs = _panels(units, torch.int16).view(units.dtype).unflatten(2, (PANEL, 2))
+    panels = _panels(units, torch.int32 if kind == "int4" else torch.int16).view(units.dtype).unflatten(2, (PANEL, -1))
     beside = [None if t is None else _panels(_padded(t, 1), t.dtype) for t in (scale, minimum)]
-    return Packed(pairs, beside[0], beside[1], bias, KINDS[kind], (len(codes), columns))
+    return Packed(panels, beside[0], beside[1], bias, KINDS[kind], (len(codes), columns))
 
 
 def _padded(rows: Tensor, columns: int) -> Tensor:
@@ -91,7 +91,9 @@ def _panels(rows: Tensor, unit: torch.dtype) -> Tensor:
 def disagreement(by: Active) -> str:
     """In words, where a path's products are wrong; empty when they are right."""
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 70, generator=generator) for n in (37, 67))
+    x = torch.randint(-127, 128, (37, 70), generator=generator) / 127  # what 8 bits hold exactly, once each group has a largest
+    x[:, ::GROUP] = 1
+    weight = torch.randn(67, 70, generator=generator)
     codes = torch.randint(0, 16, (67, 96), generator=generator, dtype=torch.int8)
     groups = torch.rand(67, 3, generator=generator).half() + 0.5
     expanded = groups.float().repeat_interleave(GROUP, 1)

@@ -5,8 +5,10 @@ A row's numbers are the same bits beside any other rows and on any number of thr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from ctypes import byref, c_int64
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from headstart.kernels.library import Active, Choice, Filters, Logits, Race, act
 
 def fits(rows: Tensor, dtype: torch.dtype) -> bool:
     """Whether a path can take these rows [..., V], which must be of `dtype`, on the CPU and each without gaps."""
-    return rows.dtype is dtype and rows.device.type == "cpu" and rows.stride(-1) == 1 and rows.numel() > 0
+    return rows.dtype is dtype and rows.is_cpu and rows.stride(-1) == 1 and rows.numel() > 0
 
 
 def serving(rows: Tensor, dtype: torch.dtype) -> Active | None:
@@ -45,12 +47,18 @@ def race(by: Active, law: Tensor, key: int, names: Tensor | None) -> int:
     return winner.value
 
 
-def choose(by: Active, rows: Seq[tuple[Tensor, SamplingParams, int]]) -> list[int]:
-    """Of each row of finite logits fp32 [V] the token that its options and its key of the race give; -1 where one is not finite."""
-    choices = (Choice * len(rows))(*[Choice(x.shape[0], x.data_ptr(), key, _filters(params)) for x, params, key in rows])
-    ids = (c_int64 * len(rows))()
-    by.call("choose", choices, len(rows), ids)
-    return list(ids)
+def choose(by: Active, asked: Iterable[tuple[Tensor, SamplingParams, Seq[int]]]) -> list[list[int]]:
+    """Of each logits fp32 [R, V] the R tokens that their options and a key of the race for each row give; -1 where one is not finite."""
+    choices: list[Choice] = []
+    counts: list[int] = []
+    for logits, params, keys in asked:
+        filters, at, size, step = _filters(params), logits.data_ptr(), logits.shape[1], 4 * logits.stride(0)
+        choices += (Choice(size, at + i * step, key, filters) for i, key in enumerate(keys))
+        counts.append(len(keys))
+    ids = (c_int64 * len(choices))()
+    by.call("choose", (Choice * len(choices))(*choices), len(choices), ids)
+    flat = iter(ids)
+    return [list(islice(flat, count)) for count in counts]
 
 
 def _filters(params: SamplingParams) -> Filters:

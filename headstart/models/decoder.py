@@ -204,6 +204,11 @@ class Decoder:
         """
         if self.native is not None:
             return self.native(batch, cache, taps)
+        return self._compute(batch, cache, taps)
+
+    @torch.inference_mode()
+    def _compute(self, batch: Batch, cache: KVCache, taps: Seq[int]) -> tuple[Tensor, Tensor]:
+        """`forward_with_states` on torch."""
         c, seen = self.config, dict.fromkeys(taps, torch.empty(0))
         x = self.embed(batch.tokens)  # [R, hidden]
         turns = self._turns(batch.positions)

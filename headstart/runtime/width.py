@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from headstart.core.folders import cache_folder
 from headstart.kernels.library import active
-from headstart.models.demo import cache_folder
 from headstart.ops.device import device_name
 from headstart.runtime.runner import Feed, Runner
 

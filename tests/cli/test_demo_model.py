@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headstart.core.errors import ModelError
+from headstart.core.folders import cache_folder
 from headstart.models import demo
 
 DATA = b"GGUF and so on" * 1000
@@ -67,6 +68,6 @@ def test_no_network_is_one_line(cache: Path, headstart: Callable[..., tuple[int,
 def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HEADSTART_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo.cache_folder() == tmp_path / "headstart"
+    assert cache_folder() == tmp_path / "headstart"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert demo.cache_folder() == Path.home() / ".cache" / "headstart"
+    assert cache_folder() == Path.home() / ".cache" / "headstart"

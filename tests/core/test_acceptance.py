@@ -3,6 +3,7 @@
 Also the facts the documentation states: acceptance probabilities, block against token, greedy as a special case.
 """
 
+import itertools
 from fractions import Fraction
 from random import Random
 
@@ -216,6 +217,21 @@ def test_match_is_plain_sampling_with_the_same_uniforms():
         assert (*drafts[: verdict.accepted], verdict.tail) == plain[: verdict.accepted + 1]
         accepted, rejected = accepted + verdict.accepted, rejected + (verdict.accepted < k)
     assert accepted and rejected
+
+
+def test_point_masses_are_rejected_as_often_by_match():
+    """The joint law of how many stand and of the tail is one, so that drafts without a law may be judged by the target's own draws."""
+    rng = Random(5)
+    for k, size in itertools.product((0, 1, 2, 3), (2, 3)):
+        p = random_model(rng, size)
+        for drafts in itertools.product(range(size), repeat=k):
+            laws = []
+            for rule in (verify_token, verify_block, match_rule):
+                law: dict[Verdict, Fraction] = {}
+                for chance, verdict in step_law(rule, p, drafts, None):
+                    law[verdict] = law.get(verdict, F(0)) + chance
+                laws.append({verdict: chance for verdict, chance in law.items() if chance})
+            assert laws[0] == laws[1] == laws[2] and sum(laws[0].values()) == 1
 
 
 def test_floats_and_fractions_agree():

@@ -135,7 +135,7 @@ def test_the_test_can_fail():
 def test_tail_from_p_is_detected(monkeypatch):
     from headstart.ops import verify
 
-    monkeypatch.setattr(verify, "_residual", lambda p, draft, q, weight: p)
+    monkeypatch.setattr(verify, "_excess", lambda p, q, weight: p)
     target, seen, _ = samples("adversary", "rejection", {}, 10_000)
     assert p_value(seen, exact_law(target, SamplingParams(max_tokens=3))) < 1e-6
 

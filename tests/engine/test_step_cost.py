@@ -1,6 +1,7 @@
 """The engine's own cost of a step, counted: Python calls and torch operations beside the model's pass. A guard, not a benchmark.
 
-Counts do not depend on the machine. The bounds are half as much again as when they were written: know why before raising one.
+Counts do not depend on the machine. The bounds are a tenth above what a step takes, with the kernels or without:
+know why before raising one.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ SAMPLED = SamplingParams(temperature=1, max_tokens=400, top_p=0.9, seed=1)
 
 @pytest.mark.parametrize(
     ("drafter", "params", "calls", "operations"),
-    [("none", GREEDY, 115, 21), ("ngram", GREEDY, 150, 24), ("none", SAMPLED, 130, 86), ("ngram", SAMPLED, 190, 80)],
+    [("none", GREEDY, 95, 9), ("ngram", GREEDY, 130, 9), ("none", SAMPLED, 115, 56), ("ngram", SAMPLED, 155, 60)],
 )
 def test_a_step_stays_cheap(monkeypatch: pytest.MonkeyPatch, drafter: str, params: SamplingParams, calls: int, operations: int) -> None:
     got = cost(monkeypatch, drafter, 50, 1, params)
@@ -82,7 +83,7 @@ def test_a_step_stays_cheap(monkeypatch: pytest.MonkeyPatch, drafter: str, param
 def test_a_step_hardly_grows_with_the_text(monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
     short, long = (cost(monkeypatch, drafter, n, 1, GREEDY) for n in (100, 500))
     assert long[1] <= 1.2 * short[1]
-    assert long[0] - short[0] <= 400 / 4 + 10  # one look at each block of four tokens: whether they are adjacent
+    assert long[0] - short[0] <= 10
 
 
 def test_a_batch_costs_no_more_than_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,15 +89,17 @@ def test_extremes(by, temperature):
             assert bool(got[4].isnan().all()) and torch.equal(got[:4], kernels.law(by, logits, options))
 
 
-def some_choices(logits: torch.Tensor, options: list[SamplingParams]) -> list[tuple[torch.Tensor, SamplingParams, int]]:
-    return [(row, options[i % len(options)], rand.key(i, rand.POSITION, 9)) for i, row in enumerate(logits)]
+def some_choices(by, logits: torch.Tensor, options: list[SamplingParams]) -> list[int]:
+    """Every row by other options."""
+    asked = [(row[None], options[i % len(options)], [rand.key(i, rand.POSITION, 9)]) for i, row in enumerate(logits)]
+    return [ids[0] for ids in kernels.choose(by, asked)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_is_the_same_bits_beside_any_other(by, threads):
     logits, options = rows(9, 4097), [SamplingParams(temperature=0), *GRID[::5]]
     wanted = [kernels.law(by, logits, p) for p in GRID[::5]]
-    ids = kernels.choose(by, some_choices(logits, options))
+    ids = some_choices(by, logits, options)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -106,7 +108,7 @@ def test_a_row_is_the_same_bits_beside_any_other(by, threads):
                 assert torch.equal(kernels.law(by, logits[:count], params), all_rows[:count])
                 assert torch.equal(kernels.law(by, logits[8 - count :: 2], params), all_rows[8 - count :: 2])
         for count in range(10):
-            assert kernels.choose(by, some_choices(logits[:count], options)) == ids[:count]
+            assert some_choices(by, logits[:count], options) == ids[:count]
     finally:
         torch.set_num_threads(before)
 
@@ -137,20 +139,22 @@ def test_choices_are_the_race_on_the_law(by, size):
     for params in options:
         p = law(logits, params)
         for seed in range(20 if size > 10_000 else 80):
-            picked = kernels.choose(by, [(row, params, rand.key(seed, rand.POSITION, 7)) for row in logits])
-            assert picked == [race(row, seed, 7) for row in p]
+            keys = [rand.key(seed, rand.POSITION, 7 + i) for i in range(4)]
+            asked = [(logits, params, keys), (logits[1::2], params, keys[1::2])]
+            wanted = [race(row, seed, 7 + i) for i, row in enumerate(p)]
+            assert kernels.choose(by, asked) == [wanted, wanted[1::2]]
 
 
 @pytest.mark.parametrize("size", [*SIZES, 49152])
 def test_greedy_choices_and_rows_that_are_not_finite(by, size):
     logits, greedy = rows(6, size).round(), SamplingParams(temperature=0)  # many ties: the first wins
     wanted = logits.argmax(-1).tolist()
-    assert kernels.choose(by, [(row, greedy, 0) for row in logits]) == wanted
+    assert kernels.choose(by, [(logits, greedy, [0] * 6)]) == [wanted]
     for bad, at in itertools.product((float("nan"), float("inf"), float("-inf")), {0, size // 2, size - 1}):
         broken = logits.clone()
         broken[2, at] = bad
         for params in (greedy, SamplingParams(), SamplingParams(top_k=3)):
-            got = kernels.choose(by, [(row, params, 5) for row in broken])
+            (got,) = kernels.choose(by, [(broken, params, [5] * 6)])
             assert got[2] == -1 and min(got[:2] + got[3:]) >= 0
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from array import array
 
 import pytest
 import torch
 
-from headstart.ops.attention import FOLD_ROWS, Batch, KVCache, Span, attend, causal_mask, slot_range
+from headstart.ops.attention import FOLD_ROWS, KVCache, Layout, Span, attend, causal_mask, slot_range
 
 CPU = torch.device("cpu")
 HEADS = {"MHA": (4, 4), "GQA": (6, 2), "MQA": (4, 1)}
@@ -55,14 +56,12 @@ def run(texts, heads: int, kv_heads: int, dtype=torch.float64, seed: int = 0, sc
         new.append(slots[old:])
         fresh.append((k[old:], v[old:]))
         at = sum(len(x) for x in queries)
-        mask = causal_mask(rows, length, dtype, CPU)
-        spans.append(Span(slice(at, at + rows), length, slot_range(table, SIZE, 0, length, CPU), mask))
+        spans.append(Span(slice(at, at + rows), length, slot_range(table, SIZE, 0, length), dtype, CPU))
         queries.append(q)
         wanted.append(dense(q.double(), k.double(), v.double(), scale or 1 / math.sqrt(DIM)))
     slots = torch.cat(new)
     cache.write(layer, slots, torch.cat([k for k, _ in fresh]), torch.cat([v for _, v in fresh]))
-    batch = Batch(torch.zeros(len(slots), dtype=torch.int64), slots, slots, spans, None)
-    return attend(torch.cat(queries), cache, layer, batch, scale), torch.cat(wanted)
+    return attend(torch.cat(queries), cache, layer, Layout(array("q", slots.tolist()), spans, CPU), scale), torch.cat(wanted)
 
 
 def scattered(r: random.Random, *lengths: int) -> list[list[int]]:
@@ -106,9 +105,8 @@ def test_shared_blocks():
         t.copy_(torch.randn(t.shape, generator=generator, dtype=torch.float64))
     q = torch.randn(2, 4, DIM, generator=generator, dtype=torch.float64)
     tables = ([5, 1], [5, 3])
-    spans = [Span(slice(i, i + 1), 6, slot_range(t, SIZE, 0, 6, CPU)) for i, t in enumerate(tables)]
-    zeros = torch.zeros(2, dtype=torch.int64)
-    got = attend(q, cache, 0, Batch(zeros, zeros, zeros, spans, None))
+    spans = [Span(slice(i, i + 1), 6, slot_range(t, SIZE, 0, 6), torch.float64, CPU) for i, t in enumerate(tables)]
+    got = attend(q, cache, 0, Layout(array("q", (0, 0)), spans, CPU))
     for i, t in enumerate(tables):
         at = naive_slots(t, SIZE, 0, 6)
         torch.testing.assert_close(got[i : i + 1], dense(q[i : i + 1], cache.keys[0][at], cache.values[0][at], DIM**-0.5))
@@ -157,9 +155,9 @@ def test_slot_range_equals_the_definition():
             table[-1] = 40
         start = r.randrange(len(table) * size)
         stop = r.randrange(start + 1, len(table) * size + 1)
-        slots = slot_range(table, size, start, stop, CPU)
+        slots = slot_range(table, size, start, stop)
         assert as_list(slots) == naive_slots(table, size, start, stop)
         touched = table[start // size : (stop - 1) // size + 1]
         assert isinstance(slots, slice) == all(b - a == 1 for a, b in itertools.pairwise(touched))
         kinds.add(type(slots))
-    assert kinds == {slice, torch.Tensor}
+    assert kinds == {slice, array}

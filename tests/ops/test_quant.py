@@ -89,7 +89,8 @@ def test_join():
 def test_products_and_rows(kind):
     weight, x, bias = quantise(normal(20, 70), kind), normal(5, 70, seed=1), normal(20, seed=2)
     exact = x.double() @ weight.dequantise().double().T + bias.double()
-    torch.testing.assert_close(pack(weight, bias)(x).double(), exact, rtol=1e-4, atol=2e-3)  # the kernels round activations to 16 bits
+    near = 0.25 if kind == "int4" else 2e-3  # the kernels round activations, to 8 bits beside weights in 4, to 16 beside 8
+    torch.testing.assert_close(pack(weight, bias)(x).double(), exact, rtol=1e-4, atol=near)
     tokens = torch.tensor([4, 0, 4])
     assert torch.equal(Embedding(weight, torch.float64)(tokens), weight.dequantise()[tokens].double())
 

@@ -12,7 +12,7 @@ struct Matrix {
     int32_t kind, rows, inputs;
     int32_t columns;      // inputs, padded to whole pairs, or for integers to whole groups
     int32_t groups;       // columns / GROUP scales per row in fp16, or 0: one scale per row in fp32
-    const void* codes;    // [panel][k / 2][16][2], int4: [panel][k / 4][16][2] with k, k + 1 in low and k + 2, k + 3 in high halves
+    const void* codes;    // [panel][k / 2][16][2], int4: [panel][k / 8][16][4] with k..k + 3 in low and k + 4..k + 7 in high halves
     const void* scale;    // [panel][group][16], or [rows]
     const void* minimum;  // the same in fp16, or null
     const float* bias;    // [rows], or null

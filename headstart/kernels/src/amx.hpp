@@ -42,7 +42,7 @@ static void round_rows(Team& team, const Operand& a, int64_t rows) {
     const int64_t pieces = ceil_div(a.stride, piece);
     for (int64_t i; (i = team.grab()) < rows * pieces;) {
         const int64_t from = i % pieces * piece, to = from + piece < a.stride ? from + piece : a.stride, row = i / pieces * a.stride;
-        for (int64_t k = from; k < to; k += LANES) *(vh*)(a.q + row + k) = narrow(load(a.x + row + k));
+        for (int64_t k = from; k < to; k += LANES) *((vh*)a.q + (row + k) / LANES) = narrow(load(a.x + row + k));
     }
     team.barrier();
 }
@@ -83,7 +83,7 @@ static void tile_products(const Matrix& m, const Operand& a, int64_t row, int64_
                           const Output& out) {
     const int64_t bytes = panel_bytes(m), whole = m.columns / TILE_INPUTS;
     const char* w = (const char*)m.codes + panel * bytes;
-    const int16_t* x = a.q + row * a.stride;
+    const int16_t* x = (const int16_t*)a.q + row * a.stride;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -126,8 +126,8 @@ static void tile_item(const Matrix& m, const Operand& a, int64_t rows, int64_t f
     }
 }
 
-// y = x W^T + b, or added to y. Ends with a barrier, unless there are no rows.
-static void multiply_by_tiles(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
+// What product does, for weights in bf16. Ends with a barrier, unless there are no rows.
+static void tile_product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
     if (rows == 0) return;
     round_rows(team, a, rows);
     const Shapes shapes(rows);

@@ -157,11 +157,15 @@ INLINE void put(float* so_far, const float* later, bool first, int64_t stride) {
         combine(so_far, later, stride);
 }
 
+// Whether a group of what attention gives has numbers of two heads: then it becomes integers behind all of them.
+INLINE bool heads_split_groups(const Model& m) { return m.head_dim % GROUP; }
+
 INLINE void write_out(const Attention& a, const Block& b, int64_t query, const float* state, int64_t stride) {
     const int64_t group = a.m.heads / a.m.kv_heads, dim = a.m.head_dim;
     const int64_t row = b.span->first_row + b.first + query / group, head = b.head * group + query % group;
     float* out = a.out.x + row * a.out.stride + head * dim;
     for (int64_t d = 0; d < dim; d++) out[d] = state[d] / state[stride + 1];
+    if (!heads_split_groups(a.m)) quantise(a.m.layer[a.layer].out, a.out, row, head * dim, head * dim + dim);
 }
 
 // One piece of a block: states [query][size] of the queries that see it.

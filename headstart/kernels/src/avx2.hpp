@@ -7,10 +7,8 @@ constexpr int ACCUMULATORS = 12;  // registers of a tile of sums
 
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE vi widen_s8(const void* p) { return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
-INLINE vi widen_u8(const void* p) { return (vi)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)); }
 INLINE vi widen_bf16(const void* p) { return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INLINE vf widen_fp16(const void* p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-INLINE vi high_nibbles(vi a) { return (vi)_mm256_srli_epi16((__m256i)a, 4); }
 INLINE vi round_up(vf a) { return (vi)_mm256_cvtps_epi32((__m256)a); }
 INLINE vf biggest(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf smallest(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
@@ -22,9 +20,25 @@ INLINE vf spread(const float* p) {
     asm volatile("vbroadcastss %1, %0" : "=v"(out) : "m"(*p));
     return out;
 }
-INLINE vi spread_pair(const int16_t* p) {
+INLINE vi spread_32(const char* p) {  // two integers of 16 bits, or four of 8
     vi out;
-    asm volatile("vpbroadcastd %1, %0" : "=v"(out) : "m"(*(const int16_t(*)[2])p));
+    asm volatile("vpbroadcastd %1, %0" : "=v"(out) : "m"(*(const char(*)[4])p));
+    return out;
+}
+
+// The low and the high halves of bytes.
+alignas(32) constexpr uint32_t NIBBLES[LANES] = {0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f,
+                                                 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f, 0x0f0f0f0f};
+INLINE vi low_nibbles(const char* p) {
+    vi out;
+    asm volatile("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=v"(out) : "m"(*(const vu*)p), "m"(*(const vu*)NIBBLES));
+    return out;
+}
+INLINE vi high_nibbles(const char* p) {
+    vi out;
+    asm volatile("vmovdqu %1, %0\n\tvpsrlw $4, %0, %0\n\tvpand %2, %0, %0"
+                 : "=v"(out)
+                 : "m"(*(const vu*)p), "m"(*(const vu*)NIBBLES));
     return out;
 }
 
@@ -42,10 +56,22 @@ INLINE vf high_bf16(const char* pairs) {
 }
 
 INLINE void fma_into(vf& sum, vf a, vf b) { asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
-INLINE void madd_into(vi& sum, vi a, vi b) {
-    vi pairs;
-    asm volatile("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(pairs) : "v"(a), "v"(b));
+// Products of signed 16-bit integers, summed in pairs; of unsigned and signed 8-bit integers, summed in pairs to 16 bits: a group of
+// nibbles by at most 127 each stays below 2^15. Each is added at once: the compiler would make several first, and keep them in memory.
+INLINE void add_pairs(vi& sum, vi a, vi b) {
+    sum += (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    asm volatile("" : "+v"(sum));
 }
+INLINE void add_quads(vi& sum, vi a, vi b) {
+    sum = (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)a, (__m256i)b));
+    asm volatile("" : "+v"(sum));
+}
+INLINE vi sums_of_pairs(vi a) { return (vi)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi16(1)); }
+
+// Integers that fit, in 16 or 8 bits.
+INLINE __m128i in_16_bits(vi a) { return _mm_packs_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1)); }
+INLINE void store_s16(char* p, vi a) { _mm_storeu_si128((__m128i*)p, in_16_bits(a)); }
+INLINE void store_s8(char* p, vi a) { _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(in_16_bits(a), in_16_bits(a))); }
 
 // Eight numbers whose sum is that of the lanes.
 INLINE __m256 folded(vf a) { return (__m256)a; }

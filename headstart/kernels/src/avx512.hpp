@@ -7,10 +7,8 @@ constexpr int ACCUMULATORS = 24;  // registers of a tile of sums
 
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE vi widen_s8(const void* p) { return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-INLINE vi widen_u8(const void* p) { return (vi)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 INLINE vi widen_bf16(const void* p) { return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)); }
 INLINE vf widen_fp16(const void* p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-INLINE vi high_nibbles(vi a) { return (vi)_mm512_srli_epi16((__m512i)a, 4); }
 INLINE vi round_up(vf a) { return (vi)_mm512_cvtps_epi32((__m512)a); }
 INLINE vf biggest(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf smallest(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -26,10 +24,22 @@ INLINE vf spread(const float* p) {
     IN_ORDER(out);
     return out;
 }
-INLINE vi spread_pair(const int16_t* p) {
-    int32_t pair;
-    memcpy(&pair, p, sizeof pair);
-    vi out = pair - (vi){};
+INLINE vi spread_32(const char* p) {  // two integers of 16 bits, or four of 8
+    int32_t all_of_them;
+    memcpy(&all_of_them, p, sizeof all_of_them);
+    vi out = all_of_them - (vi){};
+    IN_ORDER(out);
+    return out;
+}
+
+// The low and the high halves of bytes.
+INLINE vi low_nibbles(const char* p) {
+    vi out = *(const vi*)p & 0x0f0f0f0f;
+    IN_ORDER(out);
+    return out;
+}
+INLINE vi high_nibbles(const char* p) {
+    vi out = (vi)(*(const vu*)p >> 4) & 0x0f0f0f0f;
     IN_ORDER(out);
     return out;
 }
@@ -50,7 +60,9 @@ INLINE void fma_into(vf& sum, vf a, vf b) {
     sum = fma(a, b, sum);
     IN_ORDER(sum);
 }
-INLINE void madd_into(vi& sum, vi a, vi b) {
+// Products of signed 16-bit integers, summed in pairs; of unsigned and signed 8-bit integers, summed in pairs to 16 bits: a group of
+// nibbles by at most 127 each stays below 2^15.
+INLINE void add_pairs(vi& sum, vi a, vi b) {
 #ifdef AMX  // whoever has AMX has VNNI
     sum = (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #else
@@ -58,6 +70,17 @@ INLINE void madd_into(vi& sum, vi a, vi b) {
 #endif
     IN_ORDER(sum);
 }
+INLINE void add_quads(vi& sum, vi a, vi b) {
+    sum = (vi)_mm512_add_epi16((__m512i)sum, _mm512_maddubs_epi16((__m512i)a, (__m512i)b));
+    IN_ORDER(sum);
+}
+INLINE vi sums_of_pairs(vi a) { return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)((vi){} + 0x00010001)); }
+
+// Integers that fit, in 16 or 8 bits.
+typedef int16_t vs __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
+INLINE void store_s16(char* p, vi a) { *(vs*)p = __builtin_convertvector(a, vs); }
+INLINE void store_s8(char* p, vi a) { *(vb*)p = __builtin_convertvector(a, vb); }
 
 // Eight numbers whose sum is that of the lanes.
 INLINE __m256 folded(vf a) {

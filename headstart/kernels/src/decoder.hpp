@@ -60,9 +60,13 @@ static void norm_row(const float* x, const float* weight, float eps, int64_t n, 
     for (i = 0; i < n; i++) out[i] = x[i] * factor * weight[i];
 }
 
-static void norm(Team& team, const Model& m, const float* x, const float* weight, int64_t rows, const int64_t* which, const Operand& out) {
-    for (int64_t r; (r = team.grab()) < rows;)
+// Of the rows `which`, or all, for a product with `by`.
+static void norm(Team& team, const Model& m, const float* x, const float* weight, int64_t rows, const int64_t* which, const Matrix& by,
+                 const Operand& out) {
+    for (int64_t r; (r = team.grab()) < rows;) {
         norm_row(x + (which ? which[r] : r) * m.hidden, weight, m.eps, m.hidden, out.x + r * out.stride);
+        quantise(by, out, r, 0, m.hidden);
+    }
     team.barrier();
 }
 
@@ -123,8 +127,8 @@ static void turn_and_keep(Team& team, const Model& m, const Pass& p, int layer, 
     team.barrier();
 }
 
-// silu(gate) * up
-static void activate(Team& team, const Model& m, const Pass& p, const Room& room) {
+// silu(gate) * up, for a product with `by`
+static void activate(Team& team, const Model& m, const Pass& p, const Room& room, const Matrix& by) {
     const int64_t n = m.intermediate, piece = 256, pieces = ceil_div(n, piece);
     for (int64_t i; (i = team.grab()) < p.rows * pieces;) {
         const int64_t r = i / pieces, from = i % pieces * piece, to = from + piece < n ? from + piece : n;
@@ -133,6 +137,7 @@ static void activate(Team& team, const Model& m, const Pass& p, const Room& room
         int64_t c = from;
         for (; c + LANES <= to; c += LANES) store(out + c, load(gate + c) / (1.0f + exponential(-load(gate + c))) * load(up + c));
         for (; c < to; c++) out[c] = gate[c] / (1.0f + exponential(all(-gate[c]))[0]) * up[c];
+        quantise(by, room.active, r, from, to);
     }
     team.barrier();
 }
@@ -147,33 +152,27 @@ static void show(Team& team, const Model& m, const Pass& p, int layer, const flo
     }
 }
 
-static void multiply(Team& team, const Matrix& m, const Operand& a, int64_t rows, float* y, int64_t stride, bool add) {
-#ifdef AMX
-    if (m.kind == BF16) return multiply_by_tiles(team, m, a, rows, {y, stride, add});
-#endif
-    prepare(team, m, a, rows);
-    product(team, m, a, rows, {y, stride, add});
-}
-
 static void decode(Team& team, const Model& m, const Pass& p, const Room& room) {
     const int64_t rows = p.rows;
     begin(team, m, p, room);
+    if (m.state_norm) prepare(team, m.layer[0].qkv, room.joined, rows);
     for (int i = 0; i < m.layers; i++) {
         const Layer& layer = m.layer[i];
         show(team, m, p, i, room.x);
-        if (!m.state_norm) norm(team, m, room.x, layer.input_norm, rows, nullptr, room.normed);
-        multiply(team, layer.qkv, m.state_norm ? room.joined : room.normed, rows, room.qkv, room.qkv_width, false);
+        if (!m.state_norm) norm(team, m, room.x, layer.input_norm, rows, nullptr, layer.qkv, room.normed);
+        product(team, layer.qkv, m.state_norm ? room.joined : room.normed, rows, {room.qkv, room.qkv_width, false});
         turn_and_keep(team, m, p, i, room);
         attend(team, {m, p, i, room.qkv, room.qkv_width, room.attended, room.parts, room.shared});
-        multiply(team, layer.out, room.attended, rows, room.x, m.hidden, true);
-        norm(team, m, room.x, layer.mlp_norm, rows, nullptr, room.normed);
-        multiply(team, layer.gate_up, room.normed, rows, room.gate_up, 2 * m.intermediate, false);
-        activate(team, m, p, room);
-        multiply(team, layer.down, room.active, rows, room.x, m.hidden, true);
+        if (heads_split_groups(m)) prepare(team, layer.out, room.attended, rows);
+        product(team, layer.out, room.attended, rows, {room.x, m.hidden, true});
+        norm(team, m, room.x, layer.mlp_norm, rows, nullptr, layer.gate_up, room.normed);
+        product(team, layer.gate_up, room.normed, rows, {room.gate_up, 2 * m.intermediate, false});
+        activate(team, m, p, room, layer.down);
+        product(team, layer.down, room.active, rows, {room.x, m.hidden, true});
     }
     show(team, m, p, m.layers, room.x);
-    norm(team, m, room.x, m.norm, p.logit_rows, p.wanted, room.last);
-    multiply(team, m.head, room.last, p.logit_rows, p.logits, m.head.rows, false);
+    norm(team, m, room.x, m.norm, p.logit_rows, p.wanted, m.head, room.last);
+    product(team, m.head, room.last, p.logit_rows, {p.logits, m.head.rows, false});
 }
 
 }  // namespace

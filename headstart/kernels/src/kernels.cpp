@@ -14,7 +14,8 @@ void product_of(Team& team, const Matrix& m, const float* x, int64_t rows, float
             memset(a.x + r * a.stride + m.inputs, 0, (a.stride - m.inputs) * sizeof(float));
         }
     team.barrier();
-    multiply(team, m, a, rows, y, m.rows, false);
+    prepare(team, m, a, rows);
+    product(team, m, a, rows, {y, m.rows, false});
 }
 
 int64_t decode_bytes(const Model& m, const Pass& p) {

@@ -11,12 +11,12 @@ constexpr int TILE_PANELS = ACCUMULATORS / (MAX_TILE_ROWS * PANEL_VECTORS);  // 
 constexpr int ITEM_PANELS = 4;                                              // that a thread takes at a time
 constexpr int LINE = 64;                                                    // bytes that memory gives at once
 
-// The left side of a product: rows of floats, and the same in 16 bits with a scale per group for integer weights.
-// Columns behind the last one are zeros up to a whole group.
+// The left side of a product: rows of floats, and for integer weights the same in 16 bits, or in 8 for weights of 4, with a scale per
+// group. Columns behind the last one are zeros up to a whole group.
 struct Operand {
     float* x;
     int64_t stride;  // of a row of x and q
-    int16_t* q;
+    char* q;
     float *scale, *total;  // [row][stride / GROUP]: value = scale * q; the sum of the group's values
 };
 
@@ -29,46 +29,59 @@ INLINE Operand operand_at(char* memory, int64_t rows, int64_t columns) {
     Operand a;
     a.stride = padded(columns);
     a.x = (float*)memory;
-    a.q = (int16_t*)(a.x + rows * a.stride);
-    a.scale = (float*)(a.q + rows * a.stride);
+    a.q = (char*)(a.x + rows * a.stride);
+    a.scale = (float*)(a.q + rows * a.stride * 2);
     a.total = a.scale + rows * (a.stride / GROUP);
     return a;
 }
 
-// Sixteen-bit integers for one group: the largest becomes 32767. Their error is 2^-16 of the largest, below that of fp32 sums of
-// weights that have 8 bits.
-INLINE void quantise_group(const Operand& a, int64_t row, int64_t group) {
+// Of an activation beside weights of a kind: its bytes, and the integer that the largest of a group becomes.
+constexpr int ACTIVATION_BYTES[] = {0, 0, 2, 1};
+constexpr int LARGEST[] = {0, 0, 32767, 127};
+
+// The integers of one group. In 16 bits their error is 2^-16 of the largest, below that of fp32 sums of weights that have 8 bits.
+INLINE void quantise_group(const Operand& a, int32_t kind, int64_t row, int64_t group) {
     const float* x = a.x + row * a.stride + group * GROUP;
-    int16_t* q = a.q + row * a.stride + group * GROUP;
+    char* q = a.q + (row * a.stride + group * GROUP) * ACTIVATION_BYTES[kind];
     vf top = {}, odd = {};  // odd: 0, or NaN where a number is not finite
     for (int i = 0; i < GROUP; i += LANES) {
         top = biggest(top, (vf)((vi)load(x + i) & 0x7fffffff));
         odd += load(x + i) - load(x + i);
     }
-    const float largest = max_of(top), scale = largest / 32767.0f;
+    const float largest = max_of(top), scale = largest / LARGEST[kind];
     const float inverse = scale > 1e-38f ? 1.0f / scale : 0.0f;
-    int32_t total = 0;
+    vi total = {};
     for (int i = 0; i < GROUP; i += LANES) {
-        vi n = round_up(load(x + i) * inverse);
-        for (int j = 0; j < LANES; j++) {
-            q[i + j] = (int16_t)n[j];
-            total += n[j];
-        }
+        const vi n = round_up(load(x + i) * inverse);
+        total += n;
+        if (kind == INT4)
+            store_s8(q + i, n);
+        else
+            store_s16(q + 2 * i, n);
     }
     const int64_t at = row * (a.stride / GROUP) + group;
     // Numbers that are not finite have no integers: the scale carries them into every output of the row.
     a.scale[at] = scale + sum(odd);
-    a.total[at] = a.scale[at] * (float)total;
+    a.total[at] = a.scale[at] * sum(to_float(total));
 }
 
 INLINE bool wants_integers(const Matrix& m) { return m.kind >= INT8; }
 
-// The integers of rows x whose floats are ready, if the matrix needs them. Ends with a barrier if it does anything.
+// The integers of columns [from, to) of a row whose floats are ready, if the matrix needs them. `from` begins a group.
+INLINE void quantise(const Matrix& m, const Operand& a, int64_t row, int64_t from, int64_t to) {
+    if (!wants_integers(m)) return;
+    for (int64_t g = from / GROUP; g < ceil_div(to, GROUP); g++) quantise_group(a, m.kind, row, g);
+}
+
+// The same of whole rows, by all threads. Ends with a barrier if it does anything.
 static void prepare(Team& team, const Matrix& m, const Operand& a, int64_t rows) {
     if (!wants_integers(m)) return;
-    const int64_t groups = m.columns / GROUP, pieces = ceil_div(groups, 8);
-    for (int64_t i; (i = team.grab()) < rows * pieces;)
-        for (int64_t g = i % pieces * 8; g < groups && g < (i % pieces + 1) * 8; g++) quantise_group(a, i / pieces, g);
+    constexpr int64_t piece = 8 * GROUP;
+    const int64_t pieces = ceil_div(m.columns, piece);
+    for (int64_t i; (i = team.grab()) < rows * pieces;) {
+        const int64_t from = i % pieces * piece;
+        quantise(m, a, i / pieces, from, from + piece < m.columns ? from + piece : m.columns);
+    }
     team.barrier();
 }
 
@@ -158,50 +171,60 @@ static void tile_float(const Matrix& m, const Operand& a, int64_t row, int64_t p
     finish<R, P>(m, sums, panel, out, row);
 }
 
+// Exact sums over one group: V vectors of outputs for R rows. Not inlined, or the compiler would keep some of them in memory.
+template <int KIND, int R, int V>
+__attribute__((noinline)) static void group_sums(const char* w, int64_t panel_bytes, const char* q, int64_t row_bytes, vi (*sums)[V]) {
+    constexpr int K = 8, INPUTS = 4 / ACTIVATION_BYTES[KIND];  // inputs of a turn of the loop, and of a product
+    vi whole[R][V] = {};
+    for (int k = 0; k < GROUP; k += K, w += K * PANEL / (KIND == INT4 ? 2 : 1), q += K * ACTIVATION_BYTES[KIND]) {
+        UNROLL
+        for (int i = 0; i < K / INPUTS; i++) {
+            vi b[V];
+            UNROLL
+            for (int v = 0; v < V; v++) {
+                const char* lane = w + v / PANEL_VECTORS * panel_bytes + v % PANEL_VECTORS * INPUTS * LANES;
+                if (KIND == INT8)
+                    b[v] = widen_s8(lane + i * INPUTS * PANEL);
+                else
+                    b[v] = i ? high_nibbles(lane) : low_nibbles(lane);
+            }
+            UNROLL
+            for (int r = 0; r < R; r++) {
+                const vi xs = spread_32(q + r * row_bytes + i * 4);
+                UNROLL
+                for (int v = 0; v < V; v++) KIND == INT8 ? add_pairs(whole[r][v], b[v], xs) : add_quads(whole[r][v], b[v], xs);
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+        for (int v = 0; v < V; v++) sums[r][v] = KIND == INT8 ? whole[r][v] : sums_of_pairs(whole[r][v]);
+}
+
 // The same of codes in 8 or 4 bits: exact integer sums within a group, then scaled.
 template <int KIND, int R, int P>
 static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Ahead& from_here, const Output& out) {
     const Ahead ahead = from_here;
     constexpr int V = P * PANEL_VECTORS;
     constexpr int codes = GROUP * PANEL / (KIND == INT4 ? 2 : 1), lines = P * codes / LINE;
-    const int64_t bytes = panel_bytes(m), groups = a.stride / GROUP;
+    const int64_t bytes = panel_bytes(m), groups = a.stride / GROUP, row_bytes = a.stride * ACTIVATION_BYTES[KIND];
     const char* w = (const char*)m.codes + panel * bytes;
-    const int16_t* q = a.q + row * a.stride;
+    const char* q = a.q + row * row_bytes;
     vf sums[R][V] = {};
-    for (int64_t g = 0; g < m.columns / GROUP; g++, w += codes, q += GROUP) {
-        vi whole[R][V] = {};
+    for (int64_t g = 0; g < m.columns / GROUP; g++, w += codes, q += GROUP * ACTIVATION_BYTES[KIND]) {
+        vi whole[R][V];
         ahead.fetch(g * lines, lines);
-        for (int k = 0; k < GROUP; k += KIND == INT4 ? 4 : 2) {
-            vi b[2][V];
-            UNROLL
-            for (int v = 0; v < V; v++) {
-                const char* lane = w + v / PANEL_VECTORS * bytes + k * PANEL / (KIND == INT4 ? 2 : 1) + v % PANEL_VECTORS * 2 * LANES;
-                if (KIND == INT8) {
-                    b[0][v] = widen_s8(lane);
-                } else {
-                    const vi both = widen_u8(lane);
-                    b[0][v] = both & 0x000f000f;
-                    b[1][v] = high_nibbles(both);
-                }
-            }
-            UNROLL
-            for (int half = 0; half < (KIND == INT4 ? 2 : 1); half++)
-                UNROLL
-                for (int r = 0; r < R; r++) {
-                    const vi xs = spread_pair(q + r * a.stride + k + 2 * half);
-                    UNROLL
-                    for (int v = 0; v < V; v++) madd_into(whole[r][v], b[half][v], xs);
-                }
-        }
+        group_sums<KIND, R, V>(w, bytes, q, row_bytes, whole);
         UNROLL
         for (int v = 0; v < V; v++) {
             const int64_t at = ((panel + v / PANEL_VECTORS) * m.groups + g) * PANEL + v % PANEL_VECTORS * LANES;
-            const vf scale = m.groups == 0 ? all(1.0f) : widen_fp16((const uint16_t*)m.scale + at);
+            const vf scale = m.groups ? widen_fp16((const uint16_t*)m.scale + at) : (vf){};
             const vf minimum = m.minimum ? widen_fp16((const uint16_t*)m.minimum + at) : (vf){};
             UNROLL
             for (int r = 0; r < R; r++) {
                 const int64_t of = (row + r) * groups + g;
-                sums[r][v] = fma(to_float(whole[r][v]), scale * a.scale[of], sums[r][v]);
+                sums[r][v] = fma(to_float(whole[r][v]), m.groups ? scale * a.scale[of] : all(a.scale[of]), sums[r][v]);
                 if (m.minimum) sums[r][v] = fma(minimum, all(a.total[of]), sums[r][v]);
             }
         }
@@ -216,17 +239,23 @@ static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t
     finish<R, P>(m, sums, panel, out, row);
 }
 
+template <int KIND, int R, int P>
+INLINE void tile(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Ahead& ahead, const Output& out) {
+    if constexpr (KIND >= INT8)
+        tile_integer<KIND, R, P>(m, a, row, panel, ahead, out);
+    else
+        tile_float<KIND, R, P>(m, a, row, panel, ahead, out);
+}
+
 // R rows by panels [first, last): as many side by side as there are registers for their sums.
 template <int KIND, int R>
 static void strip(const Matrix& m, const Operand& a, int64_t row, int64_t first, int64_t last, Ahead& ahead, const Output& out) {
-    constexpr int FIT = ACCUMULATORS / (R * PANEL_VECTORS), P = FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+    constexpr int SUMS = KIND >= INT8 ? 8 : ACCUMULATORS;  // integers widen into registers of their own
+    constexpr int FIT = SUMS / (R * PANEL_VECTORS), P = FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
     const int64_t fetched = panel_bytes(m) / LINE * ahead.step;  // with every panel
     for (int64_t p = first; p < last;) {
         const int64_t n = p + P <= last ? P : 1;
-        if constexpr (KIND >= INT8)
-            n == P ? tile_integer<KIND, R, P>(m, a, row, p, ahead, out) : tile_integer<KIND, R, 1>(m, a, row, p, ahead, out);
-        else
-            n == P ? tile_float<KIND, R, P>(m, a, row, p, ahead, out) : tile_float<KIND, R, 1>(m, a, row, p, ahead, out);
+        n == P ? tile<KIND, R, P>(m, a, row, p, ahead, out) : tile<KIND, R, 1>(m, a, row, p, ahead, out);
         if (ahead.at) ahead.at += fetched * n;
         p += n;
     }
@@ -277,12 +306,19 @@ INLINE void items(Team& team, const Matrix& m, F each) {
     team.barrier();
 }
 
+#ifdef AMX
+static void tile_product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out);  // amx.hpp
+#endif
+
 // y = x W^T + b, or added to y. The operand is prepared. Ends with a barrier.
 static void product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
+#ifdef AMX
+    if (m.kind == BF16) return tile_product(team, m, a, rows, out);
+#endif
     items(team, m, [&](int64_t first, int64_t last, int64_t next) {
         switch (m.kind) {
             case F32: item<F32>(m, a, rows, first, last, next, out); break;
-#ifndef AMX  // amx.hpp does it
+#ifndef AMX
             case BF16: item<BF16>(m, a, rows, first, last, next, out); break;
 #endif
             case INT8: item<INT8>(m, a, rows, first, last, next, out); break;
@@ -304,8 +340,8 @@ static void row_of(const Matrix& m, int64_t n, float* out, int64_t columns) {
         } else {
             const int64_t at = groups == 0 ? n : (n / PANEL * groups + k / GROUP) * PANEL + c;
             const float scale = groups == 0 ? ((const float*)m.scale)[at] : _cvtsh_ss(((const uint16_t*)m.scale)[at]);
-            const int byte = ((const uint8_t*)panel)[(k / 4 * PANEL + c) * 2 + k % 2];
-            const int code = m.kind == INT8 ? ((const int8_t*)panel)[pair] : k % 4 < 2 ? byte & 15 : byte >> 4;
+            const int byte = ((const uint8_t*)panel)[(k / 8 * PANEL + c) * 4 + k % 4];
+            const int code = m.kind == INT8 ? ((const int8_t*)panel)[pair] : k % 8 < 4 ? byte & 15 : byte >> 4;
             out[k] = scale * (float)code + (m.minimum ? _cvtsh_ss(((const uint16_t*)m.minimum)[at]) : 0.0f);
         }
     }

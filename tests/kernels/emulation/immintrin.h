@@ -52,11 +52,10 @@ static inline __m512 max_ps(__m512 a, __m512 b) { return TWO(Floats, _mm256_max_
 static inline __m512 min_ps(__m512 a, __m512 b) { return TWO(Floats, _mm256_min_ps(x, y)); }
 static inline __m512d max_pd(__m512d a, __m512d b) { return TWO(Doubles, _mm256_max_pd(x, y)); }
 static inline __m512i madd_epi16(__m512i a, __m512i b) { return TWO(Integers, _mm256_madd_epi16(x, y)); }
+static inline __m512i maddubs_epi16(__m512i a, __m512i b) { return TWO(Integers, _mm256_maddubs_epi16(x, y)); }
+static inline __m512i add_epi16(__m512i a, __m512i b) { return TWO(Integers, _mm256_add_epi16(x, y)); }
 static inline __m512i dpwssd_epi32(__m512i c, __m512i a, __m512i b) {
     return THREE(Integers, _mm256_add_epi32(z, _mm256_madd_epi16(x, y)));
-}
-static inline __m512i srli_epi16(__m512i a, int n) {
-    return each<Integers>(a, [=](__m256i x) { return _mm256_srli_epi16(x, n); });
 }
 #undef TWO
 #undef THREE
@@ -71,7 +70,6 @@ static inline __m512 shuffle_ps_0xdd(__m512 a, __m512 b) {
 
 #define FROM_HALVES(OF, CONVERT) OF(CONVERT(_mm256_castsi256_si128(a)), CONVERT(_mm256_extracti128_si256(a, 1)))
 static inline __m512i cvtepi8_epi16(__m256i a) { return FROM_HALVES(Integers, _mm256_cvtepi8_epi16); }
-static inline __m512i cvtepu8_epi16(__m256i a) { return FROM_HALVES(Integers, _mm256_cvtepu8_epi16); }
 static inline __m512i cvtepu16_epi32(__m256i a) { return FROM_HALVES(Integers, _mm256_cvtepu16_epi32); }
 static inline __m512 cvtph_ps(__m256i a) { return FROM_HALVES(Floats, _mm256_cvtph_ps); }
 #undef FROM_HALVES
@@ -182,7 +180,6 @@ static inline void dpbf16ps(int sums, int left, int right) {
 #define _tile_stored emulated::stored
 #define _tile_dpbf16ps emulated::dpbf16ps
 
-#undef _mm512_srli_epi16
 #undef _mm512_shuffle_ps
 #undef _mm512_extractf32x8_ps
 #define _mm512_fmadd_ps emulated::fmadd_ps
@@ -191,12 +188,12 @@ static inline void dpbf16ps(int sums, int left, int right) {
 #define _mm512_min_ps emulated::min_ps
 #define _mm512_max_pd emulated::max_pd
 #define _mm512_madd_epi16 emulated::madd_epi16
+#define _mm512_maddubs_epi16 emulated::maddubs_epi16
+#define _mm512_add_epi16 emulated::add_epi16
 #define _mm512_dpwssd_epi32 emulated::dpwssd_epi32
-#define _mm512_srli_epi16 emulated::srli_epi16
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
 #define _mm512_shuffle_ps(a, b, how) emulated::shuffle_ps_##how(a, b)
 #define _mm512_cvtepi8_epi16 emulated::cvtepi8_epi16
-#define _mm512_cvtepu8_epi16 emulated::cvtepu8_epi16
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_pd emulated::cvtps_pd
