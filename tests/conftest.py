@@ -35,3 +35,30 @@ def real_file() -> Path:
     if not path.is_file():
         pytest.skip("no demo checkpoint: set HEADSTART_TEST_GGUF, or run `headstart demo` once")
     return path
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    """The paths avx512 and amx, built for a processor that has only AVX2 (tests/kernels/emulated.py): once per session."""
+    from headstart.kernels import library
+    from tests.kernels.emulated import build
+
+    handle, lack = library._load()
+    if handle is None or handle.headstart_lack(library.PATHS.index("avx2")):
+        pytest.skip(lack or "this processor has no AVX2")
+    base = tmp_path_factory.getbasetemp()
+    return build(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(params=("avx2", "avx512", "amx"))
+def path(request, monkeypatch):
+    """Each path of the kernels serves: on this processor where it can, else emulated; skipped where there is no AVX2."""
+    from headstart.kernels import library
+
+    handle, _ = library._load()
+    if handle is None or handle.headstart_lack(library.PATHS.index(request.param)):
+        choose, load = request.getfixturevalue("emulated")
+        monkeypatch.setattr(library, "_choose", choose)
+        monkeypatch.setattr(library, "_load", load)
+    monkeypatch.setenv(library.VARIABLE, request.param)
+    return request.param

@@ -3,7 +3,7 @@
     library.py   which instruction set serves, and why
     packing.py   weights in the order in which the kernels read them
     sampling.py  the law of logits, the race on it, the tokens of a batch
-    src/         the kernels; kernels.cpp is compiled once per instruction set
+    src/         the kernels; kernels.cpp is compiled once per instruction set: avx2.hpp or avx512.hpp, and amx.hpp
 
 Knows pointers and shapes, not models. Without it everything runs on torch.
 """

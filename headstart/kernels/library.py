@@ -1,7 +1,7 @@
 """The compiled library: found, checked and chosen once per process.
 
-$HEADSTART_KERNELS names a path: avx2, or torch for none; unset takes the best that this processor has. A path is used only after
-its products have agreed with torch's here.
+$HEADSTART_KERNELS names a path: amx, avx512, avx2, or torch for none; unset takes the best that this processor has. A path is used only
+after its products have been right here; else the next one is tried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import torch
 from headstart.core.errors import ConfigError, first_line, nearest
 
 VARIABLE = "HEADSTART_KERNELS"
-PATHS = ("torch", "avx2")  # the place of a path is its number in the library
+PATHS = ("torch", "avx2", "avx512", "amx")  # from worst to best; the place of a path is its number in the library
+NEEDS = {
+    "avx2": "AVX2 with FMA and F16C",
+    "avx512": "AVX-512 (F, BW, DQ and VL)",
+    "amx": "AMX with bf16, or its system does not give programs its tiles",
+}
+_PROCESSOR, _COMPILER = 1, 2  # what a path may lack
 
 
 class Matrix(ctypes.Structure):
@@ -133,19 +139,30 @@ def _choose(asked: str) -> Active:
         if asked:
             raise ConfigError(f"{VARIABLE}={asked} cannot be had: {lack}")
         return Active("torch", lack)
-    best = PATHS[handle.headstart_best()]
-    if asked and PATHS.index(asked) > PATHS.index(best):
-        raise ConfigError(f"{VARIABLE}={asked} cannot be had: the best path of this processor is {best}")
-    path = asked or best
-    chosen = Active(path, f"{VARIABLE}={asked} asks for it" if asked else "the best that this processor has", handle)
-    if path == "torch":
-        return Active("torch", "this processor has no AVX2 with FMA and F16C")
+    if asked:
+        if fault := _fault(handle, asked):
+            raise ConfigError(f"{VARIABLE}={asked} cannot be had: {fault}")
+        return Active(asked, f"{VARIABLE}={asked} asks for it", handle)
+    faults: list[str] = []  # of paths that this processor has
+    for path in reversed(PATHS[1:]):
+        fault = _fault(handle, path)
+        if not fault:
+            return Active(path, "; ".join((*faults, f"so {path} serves")) if faults else "the best that this processor has", handle)
+        if handle.headstart_lack(PATHS.index(path)) != _PROCESSOR:
+            faults.append(fault)
+    return Active("torch", "; ".join(faults) or fault)
+
+
+def _fault(handle: Any, path: str) -> str:
+    """In words, why a path cannot serve; empty when it can."""
     from headstart.kernels.packing import disagreement
 
-    wrong = disagreement(chosen)
-    if wrong and asked:
-        raise ConfigError(f"{VARIABLE}={asked} cannot be had: {wrong}")
-    return Active("torch", wrong) if wrong else chosen
+    lack = handle.headstart_lack(PATHS.index(path))
+    if lack == _PROCESSOR:
+        return f"this processor has no {NEEDS[path]}"
+    if lack == _COMPILER:
+        return f"the {path} kernels were not built: install a newer C++ compiler (g++ 11 knows all), then headstart again"
+    return disagreement(Active(path, "", handle))
 
 
 @functools.cache
@@ -155,13 +172,18 @@ def _load() -> tuple[Any, str]:
     if not files:
         return None, "the kernels were not built: install a C++ compiler (g++), then headstart again"
     try:
-        handle = ctypes.CDLL(str(files[0]))
-        handle.headstart_decode.argtypes = [c_int, c_int, POINTER(Model), POINTER(Pass)]
-        handle.headstart_product.argtypes = [c_int, c_int, POINTER(Matrix), c_void_p, c_int64, c_void_p]
-        handle.headstart_read.argtypes = [c_int, c_int, c_char_p, c_int64]
-        handle.headstart_law.argtypes = [c_int, c_int, POINTER(Logits), POINTER(Filters), c_void_p]
-        handle.headstart_race.argtypes = [c_int, c_int, POINTER(Race), POINTER(c_int64)]
-        handle.headstart_choose.argtypes = [c_int, c_int, POINTER(Choice), c_int64, POINTER(c_int64)]
+        return _open(files[0]), ""
     except (OSError, AttributeError) as e:
         return None, f"the kernels do not load ({first_line(e)}): install headstart again"
-    return handle, ""
+
+
+def _open(file: Path) -> Any:
+    handle = ctypes.CDLL(str(file))
+    handle.headstart_lack.argtypes = [c_int]
+    handle.headstart_decode.argtypes = [c_int, c_int, POINTER(Model), POINTER(Pass)]
+    handle.headstart_product.argtypes = [c_int, c_int, POINTER(Matrix), c_void_p, c_int64, c_void_p]
+    handle.headstart_read.argtypes = [c_int, c_int, c_char_p, c_int64]
+    handle.headstart_law.argtypes = [c_int, c_int, POINTER(Logits), POINTER(Filters), c_void_p]
+    handle.headstart_race.argtypes = [c_int, c_int, POINTER(Race), POINTER(c_int64)]
+    handle.headstart_choose.argtypes = [c_int, c_int, POINTER(Choice), c_int64, POINTER(c_int64)]
+    return handle

@@ -12,7 +12,7 @@ import torch
 
 from headstart.core.errors import ConfigError
 from headstart.kernels import library, packing
-from tests.kernels.test_products import needs_kernels, paths
+from tests.kernels.test_products import needs_kernels
 
 STRUCTURES = [getattr(library, n) for n in ("Matrix", "Layer", "Model", "Span", "Pass", "Logits", "Filters", "Race", "Choice")]
 
@@ -33,27 +33,72 @@ def ask(monkeypatch):
     library._choose.cache_clear()
 
 
+@pytest.fixture
+def ask_with_all(ask, emulated, monkeypatch):
+    """The same on a processor that has avx512 and amx, emulated here, and no other."""
+    monkeypatch.setattr(library, "_load", emulated[1])
+    return ask
+
+
+class Lacking:
+    """A library whose paths lack what is said, by their names."""
+
+    def __init__(self, handle, **lacks):
+        self.handle, self.lacks = handle, lacks
+
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
+
+    def headstart_lack(self, number):
+        return self.lacks.get(library.PATHS[number], 0)
+
+
+def break_products(monkeypatch, *names: str) -> None:
+    """Wrong int4 products on these paths."""
+    true = packing.Packed.product
+    wrong = lambda self, by, x: true(self, by, x) + (by.path in names and self.codes.dtype is torch.uint8)  # noqa: E731
+    monkeypatch.setattr(packing.Packed, "product", wrong)
+
+
 def test_torch_can_be_asked_for(ask):
     assert (ask("torch").path, ask("torch").handle) == ("torch", None) and library.VARIABLE in ask("torch").why
 
 
 @needs_kernels
 def test_the_best_serves(ask):
-    assert ask(None).path == ask("").path == paths()[-1]
+    had = [p for i, p in enumerate(library.PATHS) if i and library._load()[0].headstart_lack(i) != library._PROCESSOR]
+    assert ask(None).path == ask("").path == (had or ["torch"])[-1]
 
 
-@pytest.mark.parametrize("value", ["avx", "AVX2", "sse", " "])
+def test_the_best_of_all_serves(ask_with_all):
+    assert ask_with_all(None).path == "amx"
+    assert [ask_with_all(p).path for p in ("avx512", "amx")] == ["avx512", "amx"]
+    with pytest.raises(ConfigError, match="no AVX2"):
+        ask_with_all("avx2")
+
+
+@pytest.mark.parametrize("value", ["avx", "AVX2", "sse", " ", "AMX"])
 def test_unknown_paths(ask, value):
     with pytest.raises(ConfigError, match=library.VARIABLE):
         ask(value)
 
 
 @needs_kernels
-def test_a_path_that_this_processor_lacks(ask, monkeypatch):
-    monkeypatch.setattr(library._load()[0], "headstart_best", lambda: 0)
-    with pytest.raises(ConfigError, match="avx2"):
-        ask("avx2")
-    assert ask(None).path == "torch"
+@pytest.mark.parametrize("path", library.PATHS[1:])
+def test_a_path_that_this_processor_lacks(ask, monkeypatch, path):
+    handle = Lacking(library._load()[0], avx2=1, avx512=1, amx=1)
+    monkeypatch.setattr(library, "_load", lambda: (handle, ""))
+    with pytest.raises(ConfigError, match=f"{path} cannot be had: this processor has no {library.NEEDS[path][:4]}"):
+        ask(path)
+    assert ask(None) == library.Active("torch", "this processor has no AVX2 with FMA and F16C")
+
+
+def test_a_path_that_the_compiler_did_not_know(ask_with_all, emulated, monkeypatch):
+    handle = Lacking(emulated[1]()[0], avx2=1, amx=2)
+    monkeypatch.setattr(library, "_load", lambda: (handle, ""))
+    assert ask_with_all(None).path == "avx512" and "amx kernels were not built" in ask_with_all(None).why
+    with pytest.raises(ConfigError, match="newer C"):
+        ask_with_all("amx")
 
 
 def test_not_built(ask, monkeypatch):
@@ -66,11 +111,30 @@ def test_not_built(ask, monkeypatch):
 @needs_kernels
 def test_wrong_products_are_not_used(ask, monkeypatch):
     """A path that does not agree with torch here is never chosen by itself, and refused when it is asked for."""
-    true = packing.Packed.product
-    monkeypatch.setattr(packing.Packed, "product", lambda self, by, x: true(self, by, x) + (self.codes.dtype is torch.uint8))
+    break_products(monkeypatch, *library.PATHS)
     assert ask(None).path == "torch" and "int4" in ask(None).why
-    with pytest.raises(ConfigError, match="int4"):
+    with pytest.raises(ConfigError, match="cannot be had"):
         ask("avx2")
+
+
+def test_the_next_path_serves_where_one_is_wrong(ask_with_all, monkeypatch):
+    break_products(monkeypatch, "amx")
+    serves = ask_with_all(None)
+    assert serves.path == "avx512" and "amx kernels compute wrong int4" in serves.why and "avx512 serves" in serves.why
+    with pytest.raises(ConfigError, match="amx kernels compute wrong int4"):
+        ask_with_all("amx")
+
+
+def test_amx_is_held_to_what_bf16_rows_give(emulated, monkeypatch):
+    """Rows that are rounded otherwise, such as to the next bf16 below, are a fault; so are rows that feel their neighbours."""
+    amx, true = library.Active("amx", "", emulated[1]()[0]), packing.Packed.product
+    assert packing.disagreement(amx) == ""
+    cut = lambda x: (x.view(torch.int32) & -65536).view(torch.float32)  # noqa: E731
+    of_bf16 = lambda self, by, x: true(self, by, cut(x) if self.codes.dtype is torch.bfloat16 else x)  # noqa: E731
+    monkeypatch.setattr(packing.Packed, "product", of_bf16)
+    assert "wrong bfloat16" in packing.disagreement(amx)
+    monkeypatch.setattr(packing.Packed, "product", lambda self, by, x: true(self, by, x) + (len(x) > 1) * 1e-4)
+    assert "alone" in packing.disagreement(amx)
 
 
 @needs_kernels

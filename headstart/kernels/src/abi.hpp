@@ -98,5 +98,3 @@ struct Kernels {
     int64_t (*choose_bytes)(const Choice*, int64_t count, int threads);
     void (*choose)(Team&, const Choice*, int64_t count, int64_t* ids, char* scratch);
 };
-
-extern const Kernels kernels_avx2;

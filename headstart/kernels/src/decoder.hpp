@@ -2,6 +2,9 @@
 // together: phases with a barrier behind each. Activations are fp32.
 #pragma once
 #include "attention.hpp"
+#ifdef AMX
+#include "amx.hpp"
+#endif
 
 namespace {
 

@@ -1,15 +1,23 @@
 // The C interface that Python calls (library.py).
 #include "abi.hpp"
+#include "processor.hpp"
 #include "team.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+extern __attribute__((weak)) const Kernels kernels_avx2, kernels_avx512, kernels_amx;
+
 namespace {
 
-// The place in PATHS of library.py: 0 none, 1 AVX2. The compiler's own check asks the operating system too.
-int best() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+struct Path {
+    const Kernels* kernels;  // null: the compiler did not know its instructions
+    bool (*runs)();          // whether this processor does
+};
 
-const Kernels& table(int) { return kernels_avx2; }  // one instruction set so far
+// The place of a path is its place in PATHS of library.py, where the first is none of these.
+const Path paths[] = {{}, {&kernels_avx2, has_avx2}, {&kernels_avx512, has_avx512}, {&kernels_amx, has_amx}};
+
+const Kernels& table(int path) { return *paths[path].kernels; }
 
 // Run `work` (team, scratch) on the threads. Returns 0, or 1 when there is no memory for what it needs beside its arguments.
 template <class Work>
@@ -23,7 +31,8 @@ int threads_for(int64_t rows, int threads) { return rows < 4 ? 1 : threads; }
 
 }  // namespace
 
-EXPORT int headstart_best() { return best(); }
+// What a path lacks: 0 nothing, 1 the instructions on this processor, 2 a compiler that knew them.
+EXPORT int headstart_lack(int path) { return !paths[path].runs() ? 1 : !paths[path].kernels ? 2 : 0; }
 
 EXPORT int headstart_decode(int path, int threads, const Model* model, const Pass* pass) {
     const Kernels& k = table(path);

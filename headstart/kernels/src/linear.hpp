@@ -7,8 +7,9 @@ namespace {
 
 constexpr int PANEL_VECTORS = PANEL / LANES;
 constexpr int MAX_TILE_ROWS = 6;
-constexpr int ITEM_PANELS = 4;  // panels that a thread takes at a time
-constexpr int LINE = 64;        // bytes that memory gives at once
+constexpr int TILE_PANELS = ACCUMULATORS / (MAX_TILE_ROWS * PANEL_VECTORS);  // side by side in the highest tile
+constexpr int ITEM_PANELS = 4;                                              // that a thread takes at a time
+constexpr int LINE = 64;                                                    // bytes that memory gives at once
 
 // The left side of a product: rows of floats, and for integer weights the same in 16 bits, or in 8 for weights of 4, with a scale per
 // group. Columns behind the last one are zeros up to a whole group.
@@ -109,28 +110,30 @@ struct Ahead {
     }
 };
 
+// Sums of one row and panel, which may change, to where they belong.
+static void write_panel(const Matrix& m, float* values, int64_t panel, const Output& out, int64_t row) {
+    const int64_t column = panel * PANEL;
+    const int n = m.rows - column < PANEL ? (int)(m.rows - column) : PANEL;
+    float* y = out.y + row * out.stride + column;
+    if (m.bias)
+        for (int c = 0; c < n; c++) values[c] += m.bias[column + c];
+    if (out.add)
+        for (int c = 0; c < n; c++) values[c] += y[c];
+    if (n == PANEL)
+        memcpy(y, values, PANEL * sizeof(float));
+    else
+        memcpy(y, values, n * sizeof(float));
+}
+
 template <int R, int P>
 INLINE void finish(const Matrix& m, const vf (&sums)[R][P * PANEL_VECTORS], int64_t panel, const Output& out, int64_t row) {
+    alignas(64) float all_values[R][P][PANEL];
     UNROLL
-    for (int p = 0; p < P; p++) {
-        const int64_t column = (panel + p) * PANEL;
-        const int n = m.rows - column < PANEL ? (int)(m.rows - column) : PANEL;
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++) {
-            float* y = out.y + (row + r) * out.stride + column;
-            float values[PANEL];
-            UNROLL
-            for (int v = 0; v < PANEL_VECTORS; v++) store(values + v * LANES, sums[r][p * PANEL_VECTORS + v]);
-            if (m.bias)
-                for (int c = 0; c < n; c++) values[c] += m.bias[column + c];
-            if (out.add)
-                for (int c = 0; c < n; c++) values[c] += y[c];
-            if (n == PANEL)
-                memcpy(y, values, sizeof values);
-            else
-                memcpy(y, values, n * sizeof(float));
-        }
-    }
+        for (int v = 0; v < P * PANEL_VECTORS; v++) store(all_values[r][0] + v * LANES, sums[r][v]);
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) write_panel(m, all_values[r][p], panel + p, out, row + r);
 }
 
 // R rows by P panels of a weight in fp32 or bf16.
@@ -274,7 +277,7 @@ static void tiles(const Matrix& m, const Operand& a, int64_t rows, int64_t first
 }
 
 // The same, and fetch what this thread will do next, panels from `next` on. One tile of rows takes all its panels in turn; with
-// several tiles a panel stays in the cache until the last one has read it, and the one behind it is fetched meanwhile.
+// several tiles the panels of one stay in the cache until the last one has read them, and those behind them are fetched meanwhile.
 template <int KIND>
 static void item(const Matrix& m, const Operand& a, int64_t rows, int64_t first, int64_t last, int64_t next, const Output& out) {
     const char* codes = (const char*)m.codes;
@@ -284,27 +287,44 @@ static void item(const Matrix& m, const Operand& a, int64_t rows, int64_t first,
         if (rows > 1 && next + ITEM_PANELS <= panels) ahead = {codes + next * bytes, LINE / ITEM_PANELS, ITEM_PANELS - 1, bytes};
         return tiles<KIND>(m, a, rows, first, last, ahead, out);
     }
-    for (int64_t p = first; p < last; p++) {
-        Ahead ahead = {codes + (p + 1 < last ? p + 1 : next < panels ? next : p) * bytes, LINE / ceil_div(rows, MAX_TILE_ROWS)};
-        tiles<KIND>(m, a, rows, p, p + 1, ahead, out);
+    for (int64_t p = first, end; p < last; p = end) {
+        end = p + TILE_PANELS < last ? p + TILE_PANELS : last;
+        Ahead ahead = {codes + (end < last ? end : next < panels ? next : p) * bytes, LINE / ceil_div(rows, MAX_TILE_ROWS)};
+        tiles<KIND>(m, a, rows, p, end, ahead, out);
     }
 }
 
-// y = x W^T + b, or added to y. The operand is prepared. Ends with a barrier.
-static void product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
+// Panels [first, last) of each item that this thread takes, and where its next one begins. Ends with a barrier.
+template <typename F>
+INLINE void items(Team& team, const Matrix& m, F each) {
     const int64_t panels = ceil_div(m.rows, PANEL);
     int64_t next;
     for (int64_t i = team.grab() * ITEM_PANELS; i < panels; i = next) {
         next = team.grab() * ITEM_PANELS;
-        const int64_t last = i + ITEM_PANELS < panels ? i + ITEM_PANELS : panels;
-        switch (m.kind) {
-            case F32: item<F32>(m, a, rows, i, last, next, out); break;
-            case BF16: item<BF16>(m, a, rows, i, last, next, out); break;
-            case INT8: item<INT8>(m, a, rows, i, last, next, out); break;
-            case INT4: item<INT4>(m, a, rows, i, last, next, out); break;
-        }
+        each(i, i + ITEM_PANELS < panels ? i + ITEM_PANELS : panels, next);
     }
     team.barrier();
+}
+
+#ifdef AMX
+static void tile_product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out);  // amx.hpp
+#endif
+
+// y = x W^T + b, or added to y. The operand is prepared. Ends with a barrier.
+static void product(Team& team, const Matrix& m, const Operand& a, int64_t rows, const Output& out) {
+#ifdef AMX
+    if (m.kind == BF16) return tile_product(team, m, a, rows, out);
+#endif
+    items(team, m, [&](int64_t first, int64_t last, int64_t next) {
+        switch (m.kind) {
+            case F32: item<F32>(m, a, rows, first, last, next, out); break;
+#ifndef AMX
+            case BF16: item<BF16>(m, a, rows, first, last, next, out); break;
+#endif
+            case INT8: item<INT8>(m, a, rows, first, last, next, out); break;
+            case INT4: item<INT4>(m, a, rows, first, last, next, out); break;
+        }
+    });
 }
 
 // Row `n` of a weight as floats: the embedding of a token.

@@ -1,30 +1,17 @@
 // From logits to a token: the law (what ops/sampling.py:law computes), the race on it (ops/noise.py:race), and both at once. A row is one
 // thread's, so its numbers are the same bits beside any other rows and on any number of threads.
 #pragma once
-#include <algorithm>
-
 #include "simd.hpp"
 
 namespace {
 
-constexpr int64_t BLOCK = 64;    // entries whose largest stands for them while the k largest are looked for
-constexpr int WIDE = LANES / 2;  // doubles in a vector
-
-typedef double vd __attribute__((vector_size(8 * WIDE), aligned(8)));
-typedef int64_t vl __attribute__((vector_size(8 * WIDE), aligned(8)));
-typedef uint64_t vw __attribute__((vector_size(8 * WIDE), aligned(8)));
+constexpr int64_t BLOCK = 64;  // entries whose largest stands for them while the k largest are looked for
 
 INLINE vd load(const double* p) { return *(const vd*)p; }
 INLINE void store(double* p, vd a) { *(vd*)p = a; }
 INLINE vd all(double a) { return a - (vd){}; }
-INLINE vd fma(vd a, vd b, vd c) { return (vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
-INLINE vd biggest(vd a, vd b) { return (vd)_mm256_max_pd((__m256d)a, (__m256d)b); }
-INLINE vd widen_floats(const float* p) { return (vd)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
-INLINE int signs(vl a) { return _mm256_movemask_pd((__m256d)a); }
-INLINE double sum(vd a) { return (a[0] + a[2]) + (a[1] + a[3]); }
-INLINE double max_of(vd a) { return std::max(std::max(a[0], a[2]), std::max(a[1], a[3])); }
 
-// Four entries of a row from `i` on, `fill` behind its end.
+// Entries of a row from `i` on, `fill` behind its end.
 INLINE vd entries(const float* row, int64_t i, int64_t size, float fill) {
     if (i + WIDE <= size) return widen_floats(row + i);
     float left[WIDE];
@@ -136,7 +123,7 @@ static int64_t gather(const double* p, int64_t size, double bound, double* out) 
     int64_t n = 0;
     for (int64_t i = 0; i < size; i += WIDE) {
         const vd v = entries(p, i, size, -1.0);
-        for (int hits = signs(v >= bound); hits; hits &= hits - 1) out[n++] = v[__builtin_ctz(hits)];
+        for (int hits = signs((vl)(v >= bound)); hits; hits &= hits - 1) out[n++] = v[__builtin_ctz(hits)];
     }
     return n;
 }
@@ -198,11 +185,6 @@ void law_of(Team& team, const Logits& logits, const Filters& f, double* out, cha
 
 // -- the race --------------------------------------------------------------------------------------------------------
 
-INLINE vw times(vw a, uint64_t b) {
-    const __m256i x = (__m256i)a, low = _mm256_set1_epi64x(b), high = _mm256_set1_epi64x(b >> 32);
-    const vw crossed = (vw)_mm256_mul_epu32(_mm256_srli_epi64(x, 32), low) + (vw)_mm256_mul_epu32(x, high);
-    return (vw)_mm256_mul_epu32(x, low) + (crossed << 32);
-}
 INLINE uint64_t times(uint64_t a, uint64_t b) { return a * b; }
 
 // core/rand.py:mix before its last step, which leaves the upper 31 bits alone.
@@ -244,12 +226,12 @@ static int64_t race_on(const double* law, int64_t n, uint64_t key, const int64_t
     Finish first;
     for (int64_t i = 0; i < n; i += WIDE) {
         const vd p = entries(law, i, n, 0.0);
-        if (!signs(p > 0.0)) continue;
-        vw id = (vw)(vl){i, i + 1, i + 2, i + 3};
+        if (!signs((vl)(p > 0.0))) continue;
+        vw id = upwards(i);
         if (names)
             for (int j = 0; j < WIDE; j++) id[j] = i + j < n ? names[i + j] : 0;
         const vd u = uniform(id ^ key);
-        for (int hits = signs(u <= p * (first.time * (1 + 1e-12))); hits; hits &= hits - 1) {
+        for (int hits = signs((vl)(u <= p * (first.time * (1 + 1e-12)))); hits; hits &= hits - 1) {
             const int j = __builtin_ctz(hits);
             first.meet(i + j, u[j], p[j]);
         }
@@ -263,10 +245,9 @@ void race_of(Team& team, const Race& race, int64_t* id) {
     *id = at < 0 || !race.names ? at : race.names[at];
 }
 
-// The upper 24 of 31 bits that are final, of ids i .. i + 7, as fractions: never above their uniforms.
+// The upper 24 of 31 bits that are final, of LANES ids from `i` on, as fractions: never above their uniforms.
 INLINE vf low_uniforms(int64_t i, uint64_t key) {
-    const vw a = almost_mixed((vw)(vl){i, i + 1, i + 4, i + 5} ^ key), b = almost_mixed((vw)(vl){i + 2, i + 3, i + 6, i + 7} ^ key);
-    const vu upper = (vu)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+    const vu upper = upper_halves(almost_mixed(two_of_four(i) ^ key), almost_mixed(two_of_four(i + 2) ^ key));
     return to_float((vi)(upper >> 8)) * 0x1p-24f;
 }
 
@@ -283,7 +264,7 @@ static int64_t race_on_logits(const float* x, int64_t n, float top, double tempe
     for (; i + LANES <= n; i += LANES) {
         const vf weight = biggest(exponential((load(x + i) - top) * inverse), all(1e-38f)) * slack;
         const vf limit = all((float)first.time * slack) * weight;
-        for (int hits = _mm256_movemask_ps((__m256)(low_uniforms(i, key) <= limit)); hits; hits &= hits - 1) meet(i + __builtin_ctz(hits));
+        for (int hits = signs(low_uniforms(i, key) <= limit); hits; hits &= hits - 1) meet(i + __builtin_ctz(hits));
     }
     for (; i < n; i++) meet(i);
     return first.at;
@@ -296,7 +277,7 @@ static int64_t choose_in(const Choice& c, double* law, double* room) {
     if (!finite) return -1;
     if (c.filters.temperature == 0) {
         int64_t i = 0;
-        while (i + LANES <= c.size && !_mm256_movemask_ps((__m256)(load(c.logits + i) == all(top)))) i += LANES;
+        while (i + LANES <= c.size && !signs(load(c.logits + i) == all(top))) i += LANES;
         while (c.logits[i] != top) i++;
         return i;
     }
