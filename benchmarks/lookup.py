@@ -23,8 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from headstart.core.estimates import WidthCurve
+from headstart.core.pace import Pace
 from headstart.core.params import SamplingParams
 from headstart.core.types import Chunk, Sequence
+from headstart.draft.base import Drafter
 from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.ngram import NgramDrafter
 from headstart.draft.prediction import PredictionDrafter
@@ -32,24 +35,62 @@ from headstart.draft.suffix import SuffixDrafter
 from headstart.lookup.automaton import SuffixAutomaton
 
 CORE = Path(__file__).parent.parent / "headstart" / "core"
+CURVE = {1: 1.0, 2: 1.0, 4: 1.03, 8: 1.53, 16: 2.54, 32: 5.0}  # a pass by its rows, in passes of one: bf16 in docs/kernels.md
 OLD_FILES = [CORE / "blocks.py", CORE / "scheduler.py", CORE / "stopping.py"]  # 305 lines together
 
 
-def replay(drafter, k: int, prompt: list[int], output: list[int], prediction: tuple[int, ...] = ()) -> tuple[int, int, int]:
-    """(passes, drafted, accepted) of a drafter on a text that the target produced."""
-    seq = Sequence(0, "0", 0, SamplingParams(), list(prompt), len(prompt), 0, prediction=prediction)
+def begin(drafter: Drafter, number: int, prompt: list[int], prediction: tuple[int, ...] = ()) -> Sequence:
+    """A sequence whose prompt the drafter has read."""
+    seq = Sequence(number, f"{number}", 0, SamplingParams(), list(prompt), len(prompt), 0, prediction=prediction)
     for _ in range(1 + len(prompt) // 512):  # a step indexes that much
         drafter.observe([Chunk(seq, len(prompt))])
+    return seq
+
+
+def standing(drafts: list[int], coming: list[int]) -> int:
+    """How many drafts are what comes."""
+    kept = 0
+    while kept < len(drafts) and drafts[kept] == coming[kept]:
+        kept += 1
+    return kept
+
+
+def replay(drafter: Drafter, k: int, prompt: list[int], output: list[int], prediction: tuple[int, ...] = ()) -> tuple[int, int, int]:
+    """(passes, drafted, accepted) of a drafter on a text that the target produced."""
+    seq = begin(drafter, 0, prompt, prediction)
     passes = drafted = accepted = done = 0
     while done < len(output):
         drafts = drafter.propose([Chunk(seq, 1, min(k, len(output) - done - 1))])[0].tokens
-        kept = 0
-        while kept < len(drafts) and drafts[kept] == output[done + kept]:
-            kept += 1
+        kept = standing(drafts, output[done:])
         seq.tokens += output[done : done + kept + 1]
         drafter.observe([Chunk(seq, 1, len(drafts))])
         passes, drafted, accepted, done = passes + 1, drafted + len(drafts), accepted + kept, done + kept + 1
     return passes, drafted, accepted
+
+
+def paced(members: list[Member], rows: list[dict]) -> dict[str, float]:
+    """Times plain decoding by category, when drafts are chosen as the engine does and a pass takes what CURVE says."""
+    curve, drafter = WidthCurve(), HybridDrafter(members, Pace())
+    curve.expect(CURVE)
+    drafter.pace.curve.expect(CURVE)
+    seconds, tokens = defaultdict(float), defaultdict(int)
+    for number, row in enumerate(rows):
+        seq, output, done = begin(drafter, number, row["prompt"]), row["output"], 0
+        while done < len(output):
+            k = drafter.length(seq, len(output) - done - 1)
+            drafts = drafter.propose([Chunk(seq, 1, k)])[0].tokens if k else []
+            kept = standing(drafts, output[done:])
+            seq.tokens += output[done : done + kept + 1]
+            done += kept + 1
+            drafter.observe([Chunk(seq, 1, len(drafts))])
+            drafter.pace.pass_took(1 + len(drafts), 1, curve(1 + len(drafts)))
+            drafter.pace.end_step()
+            seconds[row["category"]] += curve(1 + len(drafts))
+        tokens[row["category"]] += len(output)
+        seq.finish_reason = "stop"
+        drafter.forget(seq)
+    every = {c: tokens[c] / seconds[c] for c in tokens}
+    return {"all": sum(tokens.values()) / sum(seconds.values()), **every}
 
 
 def answers(data: Path, questions: int, tokens: int, keep: Path) -> list[dict]:
@@ -96,6 +137,11 @@ def questions(args) -> None:
             groups = "  ".join(f"{c} {tokens[c] / passes[c]:.2f}" for c in passes)
             print(f"  {name:20s} {sum(tokens.values()) / total:.3f} tokens per pass, {drafted / total:5.2f} drafts per pass,"
                   f" {100 * accepted / max(drafted, 1):3.0f} % accepted   {groups}")  # fmt: skip
+        print("  times plain, drafts as they pay and passes as long as in docs/kernels.md:")
+        ngram, suffix = Member("ngram", NgramDrafter(1, 3), 10), Member("suffix", SuffixDrafter(4.0, 0.1), 24)
+        for members in ([ngram], [suffix], [suffix, ngram]):
+            speeds = "  ".join(f"{c} {x:.3f}" for c, x in paced(members, chosen).items())
+            print(f"    {','.join(m.name for m in members):16s} {speeds}")
 
 
 def edited(text: str, share: float, seed: int = 1) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -88,3 +89,16 @@ def test_help(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     with pytest.raises(SystemExit) as e:
         script(name).main()
     assert e.value.code == 0 and "usage" in capsys.readouterr().out
+
+
+def test_replay_with_the_engines_choice(script: Any) -> None:
+    """What repeats comes sooner, by no more than the drafts of a step; what does not takes what plain decoding takes."""
+    lookup, rng = script("lookup"), random.Random(0)
+    fresh = [rng.randrange(10**6) for _ in range(600)]
+    rows = [
+        {"category": "copied", "prompt": fresh[:300], "output": fresh[100:300]},
+        {"category": "new", "prompt": fresh[:300], "output": fresh[300:]},
+    ]
+    got = lookup.paced([lookup.Member("suffix", lookup.SuffixDrafter(4.0, 0.1), 24)], rows)
+    assert got["new"] == 1.0 and 2.5 < got["copied"] < 25 / lookup.CURVE[16]
+    assert got["all"] == pytest.approx(500 / (200 / got["copied"] + 300))

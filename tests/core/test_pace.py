@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from headstart.core.pace import Acceptance, Offer, Pace, WidthCurve
+from headstart.core.estimates import Acceptance, WidthCurve
+from headstart.core.pace import Offer, Pace
 
 
 def machine(slope: float, cliff: int = 10**9, cost: float = 2.0):
