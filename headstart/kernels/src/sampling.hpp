@@ -32,30 +32,24 @@ INLINE void put(double* row, int64_t i, int64_t size, vd a) {
     for (int j = 0; i + j < size; j++) row[i + j] = a[j];
 }
 
-// e^a for a <= 0, within 1 unit in the last place down to where nothing is left; 0 for -inf, NaN stays NaN.
+// e^a for a <= 0, within 1.01 units in the last place down to where nothing is left; 0 for -inf, NaN stays NaN.
 // Cody-Waite reduction to |r| <= ln 2 / 2, then the Taylor series to r^13: what follows is below 2^-57 of it.
 INLINE vd exponential(vd a) {
-    constexpr double to_integer = 6755399441055744.0;  // 1.5 * 2^52: added to a number, its integer stands in the lowest bits
-    const vd x = biggest(all(-746.0), a);               // the second operand is what NaN gives
+    // 1.5 * 2^52: added to a number, its integer stands in the lowest bits; and 128, for the last step.
+    constexpr double to_integer = 6755399441055744.0 + 128;
+    const vd x = biggest(all(-746.0), a);  // the second operand is what NaN gives
     const vd t = fma(x, all(1.4426950408889634), all(to_integer)), k = t - to_integer;
     vd r = fma(k, all(-0x1.62e42fefa38p-1), x);  // ln 2 in 42 bits, whose product with k is exact, and the rest
     r = fma(k, all(-0x1.ef35793c7673p-45), r);
-    vd p = all(1.0 / 6227020800);
-    p = fma(p, r, all(1.0 / 479001600));
-    p = fma(p, r, all(1.0 / 39916800));
-    p = fma(p, r, all(1.0 / 3628800));
-    p = fma(p, r, all(1.0 / 362880));
-    p = fma(p, r, all(1.0 / 40320));
-    p = fma(p, r, all(1.0 / 5040));
-    p = fma(p, r, all(1.0 / 720));
-    p = fma(p, r, all(1.0 / 120));
-    p = fma(p, r, all(1.0 / 24));
-    p = fma(p, r, all(1.0 / 6));
-    p = fma(p, r, all(0.5));
-    p = fma(p, r, all(1.0));
-    p = fma(p, r, all(1.0));
+    // 1 + (r + r^2 (1/2! + r/3! + ...)), whose pairs need not wait for each other.
+    const auto pair = [&](double even, double odd) { return fma(all(odd), r, all(even)); };
+    const vd r2 = r * r, r4 = r2 * r2;
+    const vd low = fma(pair(1.0 / 24, 1.0 / 120), r2, pair(0.5, 1.0 / 6));
+    const vd middle = fma(pair(1.0 / 40320, 1.0 / 362880), r2, pair(1.0 / 720, 1.0 / 5040));
+    const vd high = fma(pair(1.0 / 479001600, 1.0 / 6227020800), r2, pair(1.0 / 3628800, 1.0 / 39916800));
+    const vd p = fma(fma(fma(high, r4, middle), r4, low), r2, r) + 1.0;
     // Times 2^(k + 128), and then 2^-128, which rounds where the result has no full exponent.
-    const vd y = (vd)((vl)p + ((vl)t << 52) + (128LL << 52)) * 0x1p-128;
+    const vd y = (vd)((vl)p + ((vl)t << 52)) * 0x1p-128;
     return (vd)((vl)y | (a != a));
 }
 
@@ -87,11 +81,14 @@ INLINE Peak peak_of(const float* x, int64_t n) {
     return {top, strange == 0};
 }
 
-// Weights [n] of logits at a temperature, the largest logit's being 1; returns their sum, of which their shares are the probabilities.
-// NaN where there are none: a logit is NaN or +inf, or all are -inf.
-static double weigh(const float* x, int64_t n, double top, double temperature, double* weights) {
+// Weights [n] of logits at a temperature, the largest logit's being 1; returns their sum, of which their shares are the
+// probabilities. NaN where there are none: a logit is NaN or +inf, or all are -inf. Rows that are read next are fetched meanwhile.
+static double weigh(const float* x, int64_t n, double top, double temperature, double* weights, const double* q = nullptr,
+                    const float* next = nullptr) {
     vd total = {};
     for (int64_t i = 0; i < n; i += WIDE) {
+        if (q) prefetch((const char*)(q + i));
+        if (next) prefetch((const char*)(next + i));
         vd v = entries(x, i, n, -INFINITY) - top;
         if (temperature != 1) v /= temperature;
         v = exponential(v);
@@ -389,7 +386,7 @@ static Verdict judge(const Trial& t, double* weights, double* room) {
 
         Rest p = {weights, 1, n, last ? nullptr : t.laws + i * t.law_stride, w};
         if (filters_any(t.filters, n)) law_of_row(x, n, top, t.filters, weights, room);
-        else p.total = weigh(x, n, top, t.filters.temperature, weights);
+        else p.total = weigh(x, n, top, t.filters.temperature, weights, t.block ? p.q : nullptr, last ? nullptr : x + t.stride);
         const double p_x = last ? 0 : weights[t.tokens[i]] / p.total, q_x = last ? 0 : p.q[t.tokens[i]];
         if (!last && !t.block && t.uniforms[i] * q_x < p_x) continue;
 
