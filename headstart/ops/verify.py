@@ -1,7 +1,7 @@
 """Verification on tensors: the twin of `core/acceptance.py`, which takes the decision itself on the numbers gathered here.
 
-Sequences of a batch are judged each by itself, and a row never sees its neighbours. Only rows whose token needs no law in memory are
-chosen together, in one call of the kernels.
+Sequences of a batch are judged each by itself, and a row never sees its neighbours. Where the kernels serve they take a batch in one call
+each: the tokens of rows that need no law, and drafts judged by their laws. What stands here is what that means.
 """
 
 from __future__ import annotations
