@@ -104,6 +104,25 @@ class Choice(ctypes.Structure):
     _fields_ = (("size", c_int64), ("logits", c_void_p), ("key", c_uint64), ("filters", Filters))
 
 
+class Trial(ctypes.Structure):
+    """src/abi.hpp: Trial."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("drafts", "size", "stride", "law_stride")),
+        *((name, c_void_p) for name in ("logits", "laws")),
+        ("tokens", POINTER(c_int64)),
+        ("uniforms", POINTER(c_double)),
+        ("filters", Filters),
+        *((name, c_int32) for name in ("block", "checked")),
+    )
+
+
+class Verdict(ctypes.Structure):
+    """src/abi.hpp: Verdict."""
+
+    _fields_ = (("accepted", c_int64), ("tail", c_int64))
+
+
 @dataclass(frozen=True)
 class Active:
     """The path that serves: one of `PATHS`, and in words why it is this one."""
@@ -186,4 +205,5 @@ def _open(file: Path) -> Any:
     handle.headstart_law.argtypes = [c_int, c_int, POINTER(Logits), POINTER(Filters), c_void_p]
     handle.headstart_race.argtypes = [c_int, c_int, POINTER(Race), POINTER(c_int64)]
     handle.headstart_choose.argtypes = [c_int, c_int, POINTER(Choice), c_int64, POINTER(c_int64)]
+    handle.headstart_judge.argtypes = [c_int, c_int, POINTER(Trial), c_int64, POINTER(Verdict)]
     return handle

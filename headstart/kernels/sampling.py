@@ -1,4 +1,5 @@
-"""From logits to a token in one call: the law and the race of ops/sampling.py and ops/noise.py, which define them, and both at once.
+"""From logits to a token in one call: the law and the race of ops/sampling.py and ops/noise.py, which define them, both at once, and the
+judgement of drafts (ops/verify.py: judge).
 
 A row's numbers are the same bits beside any other rows and on any number of threads.
 """
@@ -7,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from ctypes import byref, c_int64
+from ctypes import byref, c_double, c_int64
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headstart.core.params import SamplingParams
-from headstart.kernels.library import Active, Choice, Filters, Logits, Race, active
+from headstart.kernels.library import Active, Choice, Filters, Logits, Race, Trial, Verdict, active
 
 
 def fits(rows: Tensor, dtype: torch.dtype) -> bool:
@@ -59,6 +61,35 @@ def choose(by: Active, asked: Iterable[tuple[Tensor, SamplingParams, Seq[int]]])
     by.call("choose", (Choice * len(choices))(*choices), len(choices), ids)
     flat = iter(ids)
     return [list(islice(flat, count)) for count in counts]
+
+
+class Drafted(NamedTuple):
+    """k drafts of one sequence, and what they are judged by."""
+
+    logits: Tensor  # fp32 [k + 1, V] of the target, row i before draft i is fed
+    params: SamplingParams  # not greedy
+    drafts: list[int]
+    laws: Tensor  # fp64 [k, V]: what each was drawn from
+    rule: str  # rejection or block
+    accept: list[float]  # a uniform for each
+    tail: float  # and for the token after them
+
+
+def judge(by: Active, asked: Iterable[Drafted], checked: bool = False) -> list[tuple[int, int]]:
+    """Of each how many drafts stand, and the token after them; -1 where a logit of the row that gives it is not finite.
+
+    checked: every row is known to have a law, and -inf stands for what the options of the sequence forbid.
+    """
+    trials = [_trial(d, checked) for d in asked]
+    verdicts = (Verdict * len(trials))()
+    by.call("judge", (Trial * len(trials))(*trials), len(trials), verdicts)
+    return [(v.accepted, v.tail) for v in verdicts]
+
+
+def _trial(d: Drafted, checked: bool) -> Trial:
+    k, strides, pointers = len(d.drafts), (d.logits.stride(0), d.laws.stride(0)), (d.logits.data_ptr(), d.laws.data_ptr())
+    tokens, uniforms = (c_int64 * k)(*d.drafts), (c_double * (k + 1))(*d.accept, d.tail)
+    return Trial(k, d.logits.shape[1], *strides, *pointers, tokens, uniforms, _filters(d.params), d.rule == "block", checked)
 
 
 def _filters(params: SamplingParams) -> Filters:

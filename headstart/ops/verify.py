@@ -1,7 +1,7 @@
 """Verification on tensors: the twin of `core/acceptance.py`, which takes the decision itself on the numbers gathered here.
 
-Sequences of a batch are judged each by itself, and a row never sees its neighbours. Only rows whose token needs no law in memory are
-chosen together, in one call of the kernels.
+Sequences of a batch are judged each by itself, and a row never sees its neighbours. Where the kernels serve they take a batch in one call
+each: the tokens of rows that need no law, and drafts judged by their laws. What stands here is what that means.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ class Fault(ValueError):
 
 def verify_batch(steps: Seq[Step]) -> list[Verdict | Fault]:
     """`verify` of every step: its verdict, or the fault that it raises."""
-    by, verdicts = active(), []
-    chosen = {} if by.handle is None else _chosen(by, steps)
-    for i, step in enumerate(steps):
-        verdicts.append(_by_choices(chosen[i], step[1].tokens) if i in chosen else _by_laws(*step))
-    return verdicts
+    by = active()
+    decided = {} if by.handle is None else {**_chosen(by, steps), **_judged(by, steps)}
+    return [decided[i] if i in decided else _by_laws(*step) for i, step in enumerate(steps)]
 
 
 def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
@@ -57,8 +55,8 @@ def verify(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
     return verdict
 
 
-def _chosen(by: Active, steps: Seq[Step]) -> dict[int, list[int]]:
-    """By the number of a step the target's own token at each row, -1 where a logit is not finite; of steps that this decides."""
+def _chosen(by: Active, steps: Seq[Step]) -> dict[int, Verdict | Fault]:
+    """By the number of a step what the kernels' choices of the target's own tokens say of it; of steps that these decide."""
     asked: dict[int, tuple[Tensor, SamplingParams, list[int]]] = {}
     for i, (logits, proposal, seq) in enumerate(steps):
         if not _samples(proposal, seq) or seq.params.shapes or not kernels.fits(logits, torch.float32):
@@ -66,7 +64,34 @@ def _chosen(by: Active, steps: Seq[Step]) -> dict[int, list[int]]:
         rows, start = len(proposal.tokens) + 1, len(seq.tokens)
         keys = [0] * rows if seq.params.greedy else [rand.key(seq.seed, rand.POSITION, start + j) for j in range(rows)]
         asked[i] = logits, seq.params, keys
-    return dict(zip(asked, kernels.choose(by, asked.values()), strict=True)) if asked else {}
+    ids = kernels.choose(by, asked.values()) if asked else []
+    return {i: _outcome(*acceptance.verify_match(own, steps[i][1].tokens)) for i, own in zip(asked, ids, strict=True)}
+
+
+def _judged(by: Active, steps: Seq[Step]) -> dict[int, Verdict | Fault]:
+    """By the number of a step the kernels' judgement of drafts by their laws; of steps whose logits need no shaping."""
+    asked = {
+        i: _drafted(*step)
+        for i, step in enumerate(steps)
+        if not _samples(*step[1:]) and not step[2].params.shapes and _fits(step[0], step[1].probs)
+    }
+    found = kernels.judge(by, asked.values()) if asked else []
+    return {i: _outcome(*verdict) for i, verdict in zip(asked, found, strict=True)}
+
+
+def _drafted(logits: Tensor, proposal: Proposal, seq: Sequence) -> kernels.Drafted:
+    drafts, seed, length = proposal.tokens, seq.seed, len(seq.tokens)
+    accept = [rand.uniform(seed, rand.ACCEPT, length, i) for i in range(len(drafts))]
+    return kernels.Drafted(logits, seq.params, drafts, proposal.probs, seq.rule, accept, rand.uniform(seed, rand.TAIL, length))
+
+
+def _fits(logits: Tensor, q: Tensor) -> bool:
+    return kernels.fits(logits, torch.float32) and kernels.fits(q, torch.float64)
+
+
+def _outcome(accepted: int, tail: int) -> Verdict | Fault:
+    """Of what the kernels say, where a tail of -1 is a row with a logit that is not finite."""
+    return Fault(accepted, NOT_FINITE) if tail < 0 else Verdict(accepted, tail)
 
 
 def _samples(proposal: Proposal, seq: Sequence) -> bool:
@@ -76,11 +101,6 @@ def _samples(proposal: Proposal, seq: Sequence) -> bool:
     stands where it is what was drawn. So without drafts, and with those that were looked up, every rule gives the text of plain sampling.
     """
     return not proposal.tokens or proposal.probs is None or seq.rule == "match" or seq.params.greedy
-
-
-def _by_choices(choices: list[int], drafts: list[int]) -> Verdict | Fault:
-    verdict = acceptance.verify_match(choices, drafts)
-    return Fault(verdict.accepted, NOT_FINITE) if verdict.tail < 0 else verdict
 
 
 def _by_laws(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict | Fault:
@@ -119,21 +139,24 @@ def _until(row: int, words: str, logits: Tensor, seq: Sequence, drafts: list[int
 
 
 def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
-    drafts, q = proposal.tokens, proposal.probs
-    params, seed, length = seq.params, seq.seed, len(seq.tokens)
+    drafts, params = proposal.tokens, seq.params
     if params.greedy:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
-    p = law(logits, params)
-    if _samples(proposal, seq):
-        choices: list[int] = []
-        for i in range(len(drafts) + 1):
-            choices.append(race(p[i], seed, length + i))
-            if i < len(drafts) and choices[i] != drafts[i]:
-                break
-        return acceptance.verify_match(choices, drafts)
-    accept = [rand.uniform(seed, rand.ACCEPT, length, i) for i in range(len(drafts))]
-    tail = rand.uniform(seed, rand.TAIL, length)
-    return judge(p, drafts, q, seq.rule, accept, tail)
+    if not _samples(proposal, seq):
+        return _by_uniforms(_drafted(logits, proposal, seq))
+    p, choices = law(logits, params), list[int]()
+    for i in range(len(drafts) + 1):
+        choices.append(race(p[i], seq.seed, len(seq.tokens) + i))
+        if i < len(drafts) and choices[i] != drafts[i]:
+            break
+    return acceptance.verify_match(choices, drafts)
+
+
+def _by_uniforms(d: kernels.Drafted) -> Verdict:
+    """Of shaped rows, each of which has a law."""
+    if (by := active()).handle is not None and _fits(d.logits, d.laws):
+        return Verdict(*kernels.judge(by, [d], checked=True)[0])
+    return judge(law(d.logits, d.params), d.drafts, d.laws, d.rule, d.accept, d.tail)
 
 
 def judge(p: Tensor, drafts: list[int], q: Tensor, rule: str, u: list[float], u_tail: float) -> Verdict:

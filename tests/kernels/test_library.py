@@ -14,7 +14,8 @@ from headstart.core.errors import ConfigError
 from headstart.kernels import library, packing
 from tests.kernels.test_products import needs_kernels
 
-STRUCTURES = [getattr(library, n) for n in ("Matrix", "Layer", "Model", "Span", "Pass", "Logits", "Filters", "Race", "Choice")]
+NAMES = ("Matrix", "Layer", "Model", "Span", "Pass", "Logits", "Filters", "Race", "Choice", "Trial", "Verdict")
+STRUCTURES = [getattr(library, n) for n in NAMES]
 
 
 @pytest.fixture

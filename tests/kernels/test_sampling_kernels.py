@@ -1,18 +1,21 @@
-"""Laws, races and choices of the kernels: those of the torch code, and the same bits of a row beside any other rows."""
+"""Laws, races, choices and judgements of the kernels: those of the torch code, and the same bits of a row beside any other rows."""
 
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
 
 from headstart.core import rand
 from headstart.core.params import SamplingParams
+from headstart.core.types import Proposal, Sequence
 from headstart.kernels import library
 from headstart.kernels import sampling as kernels
 from headstart.ops.noise import race
 from headstart.ops.sampling import law
+from headstart.ops.verify import Fault, judge, verify_batch
 from tests.kernels.test_products import needs_kernels
 
 pytestmark = needs_kernels
@@ -156,6 +159,95 @@ def test_greedy_choices_and_rows_that_are_not_finite(by, size):
         for params in (greedy, SamplingParams(), SamplingParams(top_k=3)):
             (got,) = kernels.choose(by, [(broken, params, [5] * 6)])
             assert got[2] == -1 and min(got[:2] + got[3:]) >= 0
+
+
+LAST = 1 - 2.0**-53
+RULES = ("rejection", "block")
+
+
+def some_drafts(r: random.Random, by, size: int, params: SamplingParams, rule: str) -> kernels.Drafted:
+    """Up to 5 drafts: laws with holes, that of the target itself, drafts of probability 0 under either law, uniforms at both ends."""
+    k = r.randrange(1, 6)
+    logits = rows(k + 1, size, r.choice((0.1, 3.0, 30.0)), r.randrange(1 << 30))
+    if r.random() < 0.3:
+        logits = logits.round()  # ties
+    other = logits[:k] if r.random() < 0.2 else logits[:k] + rows(k, size, r.choice((0.05, 1.0, 3.0)), r.randrange(1 << 30))
+    q = kernels.law(by, other, r.choice((params, SamplingParams(), SamplingParams(top_k=5))))
+    drafts = [int(torch.multinomial(row, 1)) if r.random() < 0.9 else r.randrange(size) for row in q]
+    accept = [r.choice((0.0, r.random() / 4, r.random(), LAST)) for _ in range(k)]
+    return kernels.Drafted(logits, params, drafts, q, rule, accept, r.choice((0.0, r.random(), r.random())))
+
+
+def by_the_law(by, d: kernels.Drafted) -> tuple[int, int]:
+    return judge(kernels.law(by, d.logits, d.params), d.drafts, d.laws, d.rule, d.accept, d.tail)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [*SIZES, 49152])
+def test_judgements(by, size, rule):
+    """The verdict of `judge` on the same law, alone and in one call with others."""
+    r, seen = random.Random(size), set()
+    torch.manual_seed(size)
+    asked = [some_drafts(r, by, size, r.choice(GRID), rule) for _ in range(20 if size > 10_000 else 300)]
+    wanted = [by_the_law(by, d) for d in asked]
+    assert [kernels.judge(by, [d])[0] for d in asked] == wanted
+    assert kernels.judge(by, asked) == wanted
+    for d, (accepted, tail) in zip(asked, wanted, strict=True):
+        assert 0 <= tail < size
+        seen.add("none" if accepted == 0 else "all" if accepted == len(d.drafts) else "some")
+    assert seen == ({"none", "some", "all"} if size > 2 else {"none", "some", "all"} & seen)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tail_is_never_an_id_that_is_left_nothing(by, rule):
+    """At the very end of the running sum too; where nothing is left the law itself is drawn from."""
+    r = random.Random(rule)
+    torch.manual_seed(0)
+    for size in (7, 65, 4097):
+        for _ in range(100):
+            d = some_drafts(r, by, size, SamplingParams(top_k=4), rule)._replace(tail=LAST)
+            ((accepted, tail),) = kernels.judge(by, [d])
+            assert kernels.law(by, d.logits, d.params)[accepted, tail] > 0
+        never = kernels.law(by, d.logits, d.params)[:-1]  # the target's own laws, and drafts that neither has
+        d = d._replace(laws=never, drafts=[int(row.argmin()) for row in never])
+        assert kernels.judge(by, [d]) == [(0, int(never[0].nonzero()[-1]))]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_judgement_is_the_same_on_any_number_of_threads(by, threads):
+    r = random.Random(1)
+    torch.manual_seed(0)
+    asked = [some_drafts(r, by, 4097, GRID[i], RULES[i % 2]) for i in range(len(GRID))]
+    wanted = [by_the_law(by, d) for d in asked]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert kernels.judge(by, asked) == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
+def outcome(of) -> tuple:
+    return (of.accepted, str(of)) if isinstance(of, Fault) else (of.accepted, of.tail)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_steps_are_judged_as_torch_judges_them(by, rule, monkeypatch):
+    """Through `verify_batch`: options that shape logits, rows that have no law, and sequences of many kinds in a batch."""
+    r, steps = random.Random(3), []
+    torch.manual_seed(0)
+    options = [{}, {"allowed_token_ids": [1, 5, 6, 40]}, {"logit_bias": {3: 4.0}}, {"repetition_penalty": 1.3, "top_p": 0.9}]
+    for i in range(200):
+        d = some_drafts(r, by, 65, SamplingParams(**options[i % 4]), rule)
+        if r.random() < 0.4:
+            d.logits[r.randrange(len(d.logits)), r.randrange(65)] = r.choice((float("nan"), float("inf"), float("-inf")))
+        laws = r.choice((d.laws, d.laws, None))
+        steps.append((d.logits, Proposal(d.drafts, laws), Sequence(0, "r", 0, d.params, [3] * 9, 9, i, rule)))
+    wanted = [outcome(v) for v in verify_batch(steps)]
+    monkeypatch.setenv(library.VARIABLE, by.path)
+    assert [outcome(v) for v in verify_batch(steps)] == wanted
+    assert len({accepted for accepted, _ in wanted}) > 3
+    assert sum(isinstance(tail, str) for _, tail in wanted) > 20
 
 
 def test_what_the_kernels_take(by, monkeypatch):

@@ -83,6 +83,22 @@ struct Choice {
     Filters filters;
 };
 
+// Drafts of one sequence, which came from laws: how many stand, by rejection or block verification, and the token after them.
+struct Trial {
+    int64_t drafts, size;     // k, and V entries in a row
+    int64_t stride, law_stride;
+    const float* logits;      // [k + 1], row i before draft i is fed
+    const double* laws;       // [k]
+    const int64_t* tokens;    // [k]
+    const double* uniforms;   // [k + 1]: one for each draft, and one for the token after them
+    Filters filters;
+    int32_t block, checked;   // checked: every row is known to have a law, and -inf is what its options forbid
+};
+
+struct Verdict {
+    int64_t accepted, tail;  // tail: -1 where a logit of its row is not finite
+};
+
 class Team;
 
 // One instruction set's functions. Each of a team's threads calls them with the same arguments; `scratch` has the bytes asked for.
@@ -97,4 +113,6 @@ struct Kernels {
     void (*race)(Team&, const Race&, int64_t* id);
     int64_t (*choose_bytes)(const Choice*, int64_t count, int threads);
     void (*choose)(Team&, const Choice*, int64_t count, int64_t* ids, char* scratch);
+    int64_t (*judge_bytes)(const Trial*, int64_t count, int threads);
+    void (*judge)(Team&, const Trial*, int64_t count, Verdict* verdicts, char* scratch);
 };

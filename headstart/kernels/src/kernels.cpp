@@ -47,5 +47,5 @@ void read_all(Team& team, const char* bytes, int64_t size, int64_t* sums) {
 
 extern const Kernels KERNELS;
 const Kernels KERNELS = {
-    product_bytes, product_of, decode_bytes, decode_in, read_all, law_bytes, law_of, race_of, choose_bytes, choose_of,
+    product_bytes, product_of, decode_bytes, decode_in, read_all, law_bytes, law_of, race_of, choose_bytes, choose_of, judge_bytes, judge_of,
 };

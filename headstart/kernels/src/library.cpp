@@ -71,9 +71,17 @@ EXPORT int headstart_choose(int path, int threads, const Choice* choices, int64_
     return run(useful, bytes, [&](Team& team, char* scratch) { k.choose(team, choices, count, ids, scratch); });
 }
 
+// verdicts [count]. A sequence is one thread's: what is asked of a row depends on those before it.
+EXPORT int headstart_judge(int path, int threads, const Trial* trials, int64_t count, Verdict* verdicts) {
+    const Kernels& k = table(path);
+    const int useful = count == 1 ? 1 : threads;
+    const int64_t bytes = k.judge_bytes(trials, count, useful);
+    return run(useful, bytes, [&](Team& team, char* scratch) { k.judge(team, trials, count, verdicts, scratch); });
+}
+
 // The size of a structure, for the test that Python's are the same.
 EXPORT int64_t headstart_size(int which) {
     const int64_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Span), sizeof(Pass),
-                             sizeof(Logits), sizeof(Filters), sizeof(Race), sizeof(Choice)};
+                             sizeof(Logits), sizeof(Filters), sizeof(Race), sizeof(Choice), sizeof(Trial), sizeof(Verdict)};
     return sizes[which];
 }

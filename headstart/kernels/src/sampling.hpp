@@ -1,5 +1,6 @@
-// From logits to a token: the law (what ops/sampling.py:law computes), the race on it (ops/noise.py:race), and both at once. A row is one
-// thread's, so its numbers are the same bits beside any other rows and on any number of threads.
+// From logits to a token: the law (what ops/sampling.py:law computes), the race on it (ops/noise.py:race), both at once, and the judgement of
+// drafts by their laws (ops/verify.py:judge). A row is one thread's, so its numbers are the same bits beside any other rows and on any
+// number of threads.
 #pragma once
 #include "simd.hpp"
 
@@ -31,30 +32,24 @@ INLINE void put(double* row, int64_t i, int64_t size, vd a) {
     for (int j = 0; i + j < size; j++) row[i + j] = a[j];
 }
 
-// e^a for a <= 0, within 1 unit in the last place down to where nothing is left; 0 for -inf, NaN stays NaN.
+// e^a for a <= 0, within 1.01 units in the last place down to where nothing is left; 0 for -inf, NaN stays NaN.
 // Cody-Waite reduction to |r| <= ln 2 / 2, then the Taylor series to r^13: what follows is below 2^-57 of it.
 INLINE vd exponential(vd a) {
-    constexpr double to_integer = 6755399441055744.0;  // 1.5 * 2^52: added to a number, its integer stands in the lowest bits
-    const vd x = biggest(all(-746.0), a);               // the second operand is what NaN gives
+    // 1.5 * 2^52: added to a number, its integer stands in the lowest bits; and 128, for the last step.
+    constexpr double to_integer = 6755399441055744.0 + 128;
+    const vd x = biggest(all(-746.0), a);  // the second operand is what NaN gives
     const vd t = fma(x, all(1.4426950408889634), all(to_integer)), k = t - to_integer;
     vd r = fma(k, all(-0x1.62e42fefa38p-1), x);  // ln 2 in 42 bits, whose product with k is exact, and the rest
     r = fma(k, all(-0x1.ef35793c7673p-45), r);
-    vd p = all(1.0 / 6227020800);
-    p = fma(p, r, all(1.0 / 479001600));
-    p = fma(p, r, all(1.0 / 39916800));
-    p = fma(p, r, all(1.0 / 3628800));
-    p = fma(p, r, all(1.0 / 362880));
-    p = fma(p, r, all(1.0 / 40320));
-    p = fma(p, r, all(1.0 / 5040));
-    p = fma(p, r, all(1.0 / 720));
-    p = fma(p, r, all(1.0 / 120));
-    p = fma(p, r, all(1.0 / 24));
-    p = fma(p, r, all(1.0 / 6));
-    p = fma(p, r, all(0.5));
-    p = fma(p, r, all(1.0));
-    p = fma(p, r, all(1.0));
+    // 1 + (r + r^2 (1/2! + r/3! + ...)), whose pairs need not wait for each other.
+    const auto pair = [&](double even, double odd) { return fma(all(odd), r, all(even)); };
+    const vd r2 = r * r, r4 = r2 * r2;
+    const vd low = fma(pair(1.0 / 24, 1.0 / 120), r2, pair(0.5, 1.0 / 6));
+    const vd middle = fma(pair(1.0 / 40320, 1.0 / 362880), r2, pair(1.0 / 720, 1.0 / 5040));
+    const vd high = fma(pair(1.0 / 479001600, 1.0 / 6227020800), r2, pair(1.0 / 3628800, 1.0 / 39916800));
+    const vd p = fma(fma(fma(high, r4, middle), r4, low), r2, r) + 1.0;
     // Times 2^(k + 128), and then 2^-128, which rounds where the result has no full exponent.
-    const vd y = (vd)((vl)p + ((vl)t << 52) + (128LL << 52)) * 0x1p-128;
+    const vd y = (vd)((vl)p + ((vl)t << 52)) * 0x1p-128;
     return (vd)((vl)y | (a != a));
 }
 
@@ -86,18 +81,25 @@ INLINE Peak peak_of(const float* x, int64_t n) {
     return {top, strange == 0};
 }
 
-// Probabilities [n] of logits at a temperature. NaN where there are none: a logit is NaN or +inf, or all are -inf.
-static void softmax(const float* x, int64_t n, double temperature, double* p) {
-    const double top = peak_of(x, n).top;
+// Weights [n] of logits at a temperature, the largest logit's being 1; returns their sum, of which their shares are the
+// probabilities. NaN where there are none: a logit is NaN or +inf, or all are -inf. Rows that are read next are fetched meanwhile.
+static double weigh(const float* x, int64_t n, double top, double temperature, double* weights, const double* q = nullptr,
+                    const float* next = nullptr) {
     vd total = {};
     for (int64_t i = 0; i < n; i += WIDE) {
+        if (q) prefetch((const char*)(q + i));
+        if (next) prefetch((const char*)(next + i));
         vd v = entries(x, i, n, -INFINITY) - top;
         if (temperature != 1) v /= temperature;
         v = exponential(v);
-        put(p, i, n, v);
+        put(weights, i, n, v);
         total += v;
     }
-    for (int64_t i = 0; i < n; i += WIDE) put(p, i, n, entries(p, i, n, 0.0) / sum(total));
+    return sum(total);
+}
+
+INLINE void divide(double* p, int64_t n, double total) {
+    for (int64_t i = 0; i < n; i += WIDE) put(p, i, n, entries(p, i, n, 0.0) / total);
 }
 
 // Zero what is below the threshold, and divide by what is left.
@@ -108,7 +110,7 @@ static void keep(double* p, int64_t n, double threshold) {
         put(p, i, n, kept);
         total += kept;
     }
-    for (int64_t i = 0; i < n; i += WIDE) put(p, i, n, entries(p, i, n, 0.0) / sum(total));
+    divide(p, n, sum(total));
 }
 
 struct Falling {  // a type of this instruction set's own, so that the algorithms below are too
@@ -165,9 +167,9 @@ static double top_p_threshold(const double* p, int64_t size, double top_p, doubl
 
 INLINE bool filters_any(const Filters& f, int64_t n) { return f.min_p > 0 || (0 < f.top_k && f.top_k < n) || f.top_p < 1; }
 
-// The law [n] of a row; `room` has as many numbers.
-static void law_of_row(const float* x, int64_t n, const Filters& f, double* p, double* room) {
-    softmax(x, n, f.temperature, p);
+// The law [n] of a row whose largest logit is `top`; `room` has as many numbers.
+static void law_of_row(const float* x, int64_t n, float top, const Filters& f, double* p, double* room) {
+    divide(p, n, weigh(x, n, top, f.temperature, p));
     if (p[0] != p[0]) return;
     if (f.min_p > 0) keep(p, n, f.min_p * largest_of(p, n));
     if (0 < f.top_k && f.top_k < n) keep(p, n, top_k_threshold(p, n, f.top_k, room));
@@ -180,7 +182,10 @@ void law_of(Team& team, const Logits& logits, const Filters& f, double* out, cha
     const int64_t n = logits.size;
     double* room = (double*)scratch + team.grab() * n;  // each thread's own
     team.barrier();
-    for (int64_t r; (r = team.grab()) < logits.rows;) law_of_row(logits.at + r * logits.stride, n, f, out + r * n, room);
+    for (int64_t r; (r = team.grab()) < logits.rows;) {
+        const float* x = logits.at + r * logits.stride;
+        law_of_row(x, n, peak_of(x, n).top, f, out + r * n, room);
+    }
 }
 
 // -- the race --------------------------------------------------------------------------------------------------------
@@ -282,7 +287,7 @@ static int64_t choose_in(const Choice& c, double* law, double* room) {
         return i;
     }
     if (!filters_any(c.filters, c.size)) return race_on_logits(c.logits, c.size, top, c.filters.temperature, c.key);
-    law_of_row(c.logits, c.size, c.filters, law, room);
+    law_of_row(c.logits, c.size, top, c.filters, law, room);
     return race_on(law, c.size, c.key, nullptr);
 }
 
@@ -299,6 +304,113 @@ void choose_of(Team& team, const Choice* choices, int64_t count, int64_t* ids, c
     char* own = scratch + team.grab() * 2 * room;
     team.barrier();
     for (int64_t i; (i = team.grab()) < count;) ids[i] = choose_in(choices[i], (double*)own, (double*)(own + room));
+}
+
+// -- the judgement ---------------------------------------------------------------------------------------------------
+
+// What the token after the drafts is drawn from: where a draft of law q has fallen what is left of p, max(w p - q, 0), else p itself,
+// the shares of weights in their total.
+struct Rest {
+    const double* weights;  // [size]
+    double total;
+    int64_t size;
+    const double* q;  // [size], or null
+    double w;
+
+    vd at(int64_t i) const {
+        const vd p = entries(weights, i, size, 0.0) / total;
+        return q ? biggest(all(0.0), p * w - entries(q, i, size, 0.0)) : p;
+    }
+};
+
+// Sums of the blocks of what is left; returns that of all, added in their order.
+static double sums_of(const Rest& rest, double* sums) {
+    double all_of_it = 0;
+    for (int64_t b = 0; b * BLOCK < rest.size; b++) {
+        vd total = {};
+        for (int64_t i = b * BLOCK; i < std::min(rest.size, (b + 1) * BLOCK); i += WIDE) total += rest.at(i);
+        all_of_it += sums[b] = sum(total);
+    }
+    return all_of_it;
+}
+
+// The first entry at which the running sum passes u * mass (core/acceptance.py:pick), given the sums of blocks and of all. Never one of
+// weight 0: where roundings keep the sum from passing, the last that has any.
+static int64_t pick(const Rest& rest, const double* sums, double mass, double u) {
+    const double target = u * mass;
+    double run = 0, before = 0;  // behind this block, and in front of the one that is looked into
+    int64_t block = 0, last = 0;
+    for (int64_t b = 0; b * BLOCK < rest.size && run <= target; b++) {
+        if (sums[b] > 0) block = b, before = run;
+        run += sums[b];
+    }
+    for (int64_t i = block * BLOCK; i < std::min(rest.size, (block + 1) * BLOCK); i += WIDE) {
+        const vd v = rest.at(i);
+        for (int j = 0; j < WIDE; j++) {
+            if (!(v[j] > 0)) continue;
+            last = i + j;
+            before += v[j];
+            if (target < before) return last;
+        }
+    }
+    return last;
+}
+
+// One draw from what is left, whose sums are given; from the law itself where nothing is (core/acceptance.py:residual).
+static int64_t draw(Rest rest, double* sums, double mass, double u) {
+    if (rest.q && !(mass > 0)) {
+        rest.q = nullptr;
+        mass = sums_of(rest, sums);
+    }
+    return pick(rest, sums, mass, u);
+}
+
+// core/acceptance.py:accept_block, the threshold of a position that is not the last.
+INLINE double block_threshold(double w, double mass) {
+    const double whole = mass + (1 - w);
+    return whole > 0 ? mass / whole : 1;
+}
+
+// core/acceptance.py:verify_token and verify_block, one row after another, as far as they are needed. A row without a law ends its sequence:
+// drafts in front of it are judged as if there were no more.
+static Verdict judge(const Trial& t, double* weights, double* room) {
+    const int64_t n = t.size;
+    Verdict verdict = {0, -1};
+    double w = 1;  // of block verification; where it is 0, no draft stands from here on
+    for (int64_t i = 0; w > 0; i++) {
+        const float* x = t.logits + i * t.stride;
+        const auto [top, finite] = peak_of(x, n);
+        const bool lawful = t.checked || finite, last = i == t.drafts || !lawful;
+        if (last && t.block && i > 0 && !(t.uniforms[i - 1] < w)) break;
+        if (!lawful) return {i, -1};
+
+        Rest p = {weights, 1, n, last ? nullptr : t.laws + i * t.law_stride, w};
+        if (filters_any(t.filters, n)) law_of_row(x, n, top, t.filters, weights, room);
+        else p.total = weigh(x, n, top, t.filters.temperature, weights, t.block ? p.q : nullptr, last ? nullptr : x + t.stride);
+        const double p_x = last ? 0 : weights[t.tokens[i]] / p.total, q_x = last ? 0 : p.q[t.tokens[i]];
+        if (!last && !t.block && t.uniforms[i] * q_x < p_x) continue;
+
+        const double mass = sums_of(p, room);
+        if (last || i == 0 || !t.block || t.uniforms[i - 1] < block_threshold(w, mass))
+            verdict = {i, draw(p, room, mass, t.uniforms[t.drafts])};
+        if (last || !t.block) break;
+        const double ratio = q_x > 0 ? w * p_x / q_x : 0;
+        w = ratio < 1 ? ratio : 1;
+    }
+    return verdict;
+}
+
+int64_t judge_bytes(const Trial* trials, int64_t count, int threads) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < count; i++) most = std::max(most, trials[i].size);
+    return 2 * threads * most * sizeof(double);
+}
+
+void judge_of(Team& team, const Trial* trials, int64_t count, Verdict* verdicts, char* scratch) {
+    const int64_t room = judge_bytes(trials, count, 1) / 2;
+    char* own = scratch + team.grab() * 2 * room;
+    team.barrier();
+    for (int64_t i; (i = team.grab()) < count;) verdicts[i] = judge(trials[i], (double*)own, (double*)(own + room));
 }
 
 }  // namespace
