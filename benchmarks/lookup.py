@@ -35,7 +35,7 @@ from headstart.draft.suffix import SuffixDrafter
 from headstart.lookup.automaton import SuffixAutomaton
 
 CORE = Path(__file__).parent.parent / "headstart" / "core"
-CURVE = {1: 1.0, 2: 1.0, 4: 1.03, 8: 1.53, 16: 2.54, 32: 5.0}  # a pass by its rows, in passes of one: bf16 in docs/kernels.md
+CURVE = {1: 1.0, 2: 1.0, 4: 1.03, 8: 1.53, 16: 2.54, 32: 5.0}  # a pass by its rows, in passes of one: bf16, two cores, a calm run
 OLD_FILES = [CORE / "blocks.py", CORE / "scheduler.py", CORE / "stopping.py"]  # 305 lines together
 
 
@@ -137,7 +137,7 @@ def questions(args) -> None:
             groups = "  ".join(f"{c} {tokens[c] / passes[c]:.2f}" for c in passes)
             print(f"  {name:20s} {sum(tokens.values()) / total:.3f} tokens per pass, {drafted / total:5.2f} drafts per pass,"
                   f" {100 * accepted / max(drafted, 1):3.0f} % accepted   {groups}")  # fmt: skip
-        print("  times plain, drafts as they pay and passes as long as in docs/kernels.md:")
+        print("  times plain, drafts as they pay and passes as long as CURVE says:")
         ngram, suffix = Member("ngram", NgramDrafter(1, 3), 10), Member("suffix", SuffixDrafter(4.0, 0.1), 24)
         for members in ([ngram], [suffix], [suffix, ngram]):
             speeds = "  ".join(f"{c} {x:.3f}" for c, x in paced(members, chosen).items())
