@@ -144,7 +144,8 @@ def _decide(logits: Tensor, proposal: Proposal, seq: Sequence) -> Verdict:
         return acceptance.verify_match(logits.argmax(-1).tolist(), drafts)
     if not _samples(proposal, seq):
         return _by_uniforms(_drafted(logits, proposal, seq))
-    p, choices = law(logits, params), list[int]()
+    p = law(logits, params)
+    choices: list[int] = []
     for i in range(len(drafts) + 1):
         choices.append(race(p[i], seq.seed, len(seq.tokens) + i))
         if i < len(drafts) and choices[i] != drafts[i]:

@@ -1,6 +1,6 @@
 // The functions of one instruction set; compiled once for each, with KERNELS naming the table.
 #include "decoder.hpp"
-#include "sampling.hpp"
+#include "judging.hpp"
 
 namespace {
 
