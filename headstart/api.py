@@ -33,13 +33,19 @@ class LLM:
 
     def __init__(self, model: str, **arguments: Any) -> None:
         self.config, self.notes = build_config(str(model), arguments)
-        for line in self.notes:
-            print(f"headstart: {line}", file=sys.stderr)
+        self._say(self.notes)
+        said = len(self.notes)
         # Everything here keeps to `Backend`. The bench and the server, which look deeper, load the native engine.
         self.engine = cast("Engine", open_backend(self.config, self.notes))
+        self._say([note for note in self.notes[said:] if note.startswith("warning")])
         if self.config.chat_template is not None:
             self.get_tokenizer().chat_template = self.config.chat_template
         self._ids = itertools.count()
+
+    @staticmethod
+    def _say(lines: Seq[str]) -> None:
+        for line in lines:
+            print(f"headstart: {line}", file=sys.stderr)
 
     @property
     def speculation(self) -> bool:

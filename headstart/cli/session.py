@@ -40,7 +40,8 @@ def open_llm(model: ModelOptions, speculation: dict[str, Any] | SpeculativeConfi
     llm = LLM(model.model, speculative_config=speculation, seed=None, **model.arguments())
     if not quiet:
         for line in llm.notes:
-            note(line)
+            if not line.startswith("warning"):  # those are said already
+                note(line)
     return llm
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from headstart import draft
+from headstart.core import openmp
 from headstart.core.blocks import BlockPool
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
@@ -61,6 +62,11 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     stored = kind if config.quantization is None else f"{config.quantization} ({kind} beside them)"
     notes.append(f"model: {model.parameters / 1e6:.0f}M weights, {stored} on {device}, context {max_len}")
     notes.append(spec.describe())
+    if openmp.SPINS and getattr(model, "native", None) is not None:
+        notes.append(
+            "warning: torch was imported before headstart, so its idle threads spin where the kernels' want to run, up to a third slower: "
+            f"import headstart first, or set {openmp.VARIABLE}=PASSIVE"
+        )
     return assemble(config, model, drafter, blocks, max_len, vocab, tokenizer, eos)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,8 +11,10 @@ from itertools import pairwise
 import pytest
 
 from headstart import LLM, SamplingParams, SpeculativeConfig
+from headstart.core import openmp
 from headstart.core.errors import ConfigError, ModelError
 from headstart.core.speculation import drafter_of
+from headstart.kernels import library
 from tests.reference import letters_tokenizer
 from tests.tiny import write_llama, write_tokenizer
 
@@ -189,3 +192,12 @@ def test_short_kv_limits_the_context_and_says_so(folders):
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, headstart; from headstart import SamplingParams, SpeculativeConfig; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torch_imported_first_is_told_of(folders):
+    code = "{}from headstart import LLM; LLM({!r}, dtype='float32')"
+    for first, told in (("import torch; ", True), ("", False)):
+        environment = {k: v for k, v in os.environ.items() if k not in (openmp.VARIABLE, library.VARIABLE)}
+        run = [sys.executable, "-c", code.format(first, folders["target"])]
+        said = subprocess.run(run, check=True, capture_output=True, text=True, env=environment).stderr
+        assert ("headstart: warning: torch was imported before headstart" in said) == (told and library.active().handle is not None)
