@@ -23,7 +23,7 @@ from torch import Tensor
 from headstart.core import rand
 from headstart.core.blocks import BlockPool
 from headstart.core.checks import check_prompt
-from headstart.core.errors import ConfigError, nearest
+from headstart.core.errors import ConfigError
 from headstart.core.outputs import Logprob
 from headstart.core.pace import Pace
 from headstart.core.params import SamplingParams
@@ -34,6 +34,7 @@ from headstart.draft.base import Drafter
 from headstart.draft.guard import Guard
 from headstart.draft.hybrid import HybridDrafter, Member
 from headstart.draft.prediction import PredictionDrafter
+from headstart.engine import admission
 from headstart.engine.clock import StepClock
 from headstart.engine.request import Completion, Request
 from headstart.engine.trace import trace
@@ -41,7 +42,6 @@ from headstart.ops.grammar import Grammar, GrammarCompiler
 from headstart.ops.logprobs import Scores, log_law, score
 from headstart.ops.verify import Fault, verify_batch
 from headstart.runtime.runner import Feed, Runner
-from headstart.runtime.tokenizer import continuation
 
 
 class Engine:
@@ -93,13 +93,18 @@ class Engine:
         grammar: of `params.structured_outputs`, by whoever has compiled it beforehand.
         """
         with self.lock:
-            ids = self._truncated(ids, params)
-            self._check(request_id, ids, params)
-            bad_words = self._bad_words(params)
+            if request_id in self.requests:
+                raise ConfigError(f"request_id={request_id!r} is in use: choose another")
+            vocab, limit = self.target.vocab, self.target.max_len
+            ids = admission.truncated(ids, params, limit)
+            check_prompt(ids, vocab, limit)
+            admission.check_options(params, vocab, self.max_logprobs, self.tokenizer)
+            admission.check_drafting(params, [m.name for m in self.drafter.members], self.drafts)
+            bad_words = admission.bad_words(params, self.tokenizer)
             if params.structured_outputs is not None and grammar is None:
                 grammar = self.grammars.compile(params.structured_outputs)  # type: ignore[arg-type]
             k = self._draft_count(params)
-            prediction = self._prediction(params)
+            prediction = admission.prediction(params, vocab, limit, self.tokenizer)
             seed = params.seed
             if seed is None:
                 seed = secrets.randbits(64) if self.seed is None else rand.child_seed(self.seed, self.sequences)
@@ -108,7 +113,7 @@ class Engine:
                 own = seed if params.completions == 1 else rand.child_seed(seed, i)
                 seq = Sequence(self.sequences, request_id, i, params, list(ids), len(ids), own)
                 seq.prediction = prediction
-                seq.rule, seq.eos_ids, seq.max_len = verify_rule(params, self.rule), self.eos_ids, self.target.max_len
+                seq.rule, seq.eos_ids, seq.max_len = verify_rule(params, self.rule), self.eos_ids, limit
                 seq.bad_words, seq.grammar, seq.salt = bad_words, grammar and grammar.fork(), salt
                 seq.score_prompt = params.prompt_logprobs is not None and i == 0
                 self.sequences += 1
@@ -122,70 +127,10 @@ class Engine:
             self.owner.update({c.seq.id: (request, c) for c in completions})
             return request
 
-    def _truncated(self, ids: list[int], params: SamplingParams) -> list[int]:
-        """The last `truncate_prompt_tokens` of the prompt; -1 leaves room for max_tokens, or for one token."""
-        keep = params.truncate_prompt_tokens
-        if keep == -1:
-            keep = max(1, self.target.max_len - (params.max_tokens or 1))
-        return ids if keep is None else ids[-keep:]
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token ids of every bad word, as it stands at the beginning of a text and after a space (as in vLLM)."""
-        if not params.bad_words:
-            return ()
-        if self.tokenizer is None:
-            raise ConfigError("bad_words need a tokenizer: ban single ids with logit_bias={id: -100}")
-        out: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            for text in (word, " " + word.lstrip()):
-                ids = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
-                if ids:
-                    out[ids] = None
-        return tuple(out)
-
-    def _check(self, request_id: str, ids: list[int], params: SamplingParams) -> None:
-        vocab, limit = self.target.vocab, self.target.max_len
-        if request_id in self.requests:
-            raise ConfigError(f"request_id={request_id!r} is in use: choose another")
-        check_prompt(ids, vocab, limit)
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            unknown = next((t for t in getattr(params, name) or () if t >= vocab), None)
-            if unknown is not None:
-                raise ConfigError(f"{name}: token id {unknown} is not an id of the vocabulary (0..{vocab - 1})")
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(params, name)
-            if wanted is not None and self.max_logprobs >= 0 and not 0 <= wanted <= self.max_logprobs:
-                raise ConfigError(f"{name}={wanted} is above max_logprobs={self.max_logprobs}: load the model with a larger max_logprobs")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer: use stop_token_ids")
-        names = [m.name for m in self.drafter.members]
-        if params.drafter is not None and params.drafter not in names:
-            raise ConfigError(f"drafter={params.drafter!r} is not one of those configured: {nearest(params.drafter, names)}")
-        if params.drafter == "prediction" and params.prediction is None:
-            raise ConfigError("drafter='prediction' needs a prediction: give the answer you expect")
-        if self.drafts == 0 and params.num_speculative_tokens and params.prediction is None:
-            raise ConfigError(
-                f"num_speculative_tokens={params.num_speculative_tokens} but nothing drafts: "
-                "give LLM a speculative_config, such as {'method': 'ngram'}"
-            )
-
     def _draft_count(self, params: SamplingParams) -> int:
         if params.num_speculative_tokens is not None:
             return params.num_speculative_tokens
         return self.drafts if params.prediction is None else max(self.drafts, self.prediction_drafts)
-
-    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
-        """The ids of a request's prediction. Raises ConfigError when they cannot be an answer of this target."""
-        given, vocab, limit = params.prediction, self.target.vocab, self.target.max_len
-        if isinstance(given, str) and self.tokenizer is None:
-            raise ConfigError("a prediction as text needs a tokenizer: give token ids")
-        ids = tuple(continuation(self.tokenizer, given) if isinstance(given, str) else given or ())
-        if len(ids) > limit:
-            raise ConfigError(f"the prediction has {len(ids)} tokens, the context {limit}: shorten it to what the answer may be")
-        bad = next((t for t in ids if t >= vocab), None)
-        if bad is not None:
-            raise ConfigError(f"prediction token id {bad} is not an id of the vocabulary (0..{vocab - 1})")
-        return ids
 
     def abort(self, request_id: str) -> Request | None:
         """End a request now; its blocks go back at once. Unknown ids are ignored: it may just have finished."""
