@@ -44,6 +44,7 @@ def document(made: Made) -> dict[str, Any]:
         "draft": made.facts,
         "before": made.before,
         "after": made.after,
+        "speed": made.speed,
         "points": made.progress.points,
     }
 
@@ -62,6 +63,7 @@ def page(found: Mapping[str, Any]) -> str:
         (number(found["after"][0]["alpha"], 3), "alpha of the first draft", f"before: {number(found['before'][0]['alpha'], 3)}"),
         (number(found["after"][0]["agree"], 3), "at temperature 0", f"before: {number(found['before'][0]['agree'], 3)}"),
         (number(_tokens(found["after"], "alpha")), f"tokens a pass, {len(found['after'])} drafts", "sampled"),
+        *((number(s["speedup"]), "times plain decoding here", f"temperature {s['temperature']:g}") for s in found["speed"]),
     ]
     made = {"name": found["target"]}
     return render(_TEMPLATE, charts(found), made=made, lines=_lines(found), tiles=tiles, sheets=sheets(found))
@@ -74,7 +76,18 @@ def sheets(found: Mapping[str, Any]) -> list[Sheet]:
         out.add(str(i), number(b["alpha"], 3), number(a["alpha"], 3), number(b["agree"], 3), number(a["agree"], 3))
     tokens = [number(_tokens(found[when], what)) for what in ("alpha", "agree") for when in ("before", "after")]
     out.add("tokens a pass", *tokens)
-    return [out]
+    if not found["speed"]:
+        return [out]
+    speed = Sheet("Held-out questions, here", "temperature", "alpha by draft", "tokens a pass", "times plain", "predicted")
+    for s in found["speed"]:
+        speed.add(f"{s['temperature']:g}", *_speed(s))
+    return [out, speed]
+
+
+def _speed(s: Mapping[str, Any]) -> list[str]:
+    """What is said of the speed at one temperature: alpha by draft, tokens a pass, speed-up measured and predicted."""
+    alphas = " ".join(number(a) for a in s["acceptance_per_position"]) or "-"
+    return [alphas, number(s["tokens_per_pass"]), number(s["speedup"]), number(s["predicted_speedup"])]
 
 
 def charts(found: Mapping[str, Any]) -> list[Chart]:
@@ -136,10 +149,24 @@ A draft for `{target}`, made by `headstart distill`. It makes that model's answe
 
 alpha = sum min(p, q): how often a sampled draft stands, if all before it did; agreement: the same for greedy drafts at temperature 0.
 On texts of the target that were never trained on.
-
+{_measured(found)}
 ## Use
 
 {_usage(found, name)}"""
+
+
+def _measured(found: Mapping[str, Any]) -> str:
+    """The speed as a table; nothing where it was not measured."""
+    if not found["speed"]:
+        return ""
+    rows = "\n".join(f"| {s['temperature']:g} | {' | '.join(_speed(s))} |" for s in found["speed"])
+    return f"""
+Answers to held-out questions on the machine that made it, with drafts only where they pay:
+
+| temperature | alpha by draft | tokens a pass | times plain decoding | predicted |
+|---|---|---|---|---|
+{rows}
+"""
 
 
 def _prompts(found: Mapping[str, Any]) -> str:

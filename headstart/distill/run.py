@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headstart.core.errors import ConfigError
-from headstart.distill import export, prompts, report, vocabulary
+from headstart.distill import export, gain, prompts, report, vocabulary
 from headstart.distill.data import Settings, Split, Store, Writer, select
 from headstart.distill.eagle import HeadStudent, Target
 from headstart.distill.features import Example, extract
@@ -64,6 +64,7 @@ class Made:
     after: list[dict[str, float]]
     seconds: dict[str, float]
     facts: dict[str, Any]
+    speed: list[dict[str, Any]] = field(default_factory=list)  # of gain.measure; empty where no question fits into the context
 
 
 def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> Made | None:
@@ -90,6 +91,11 @@ def distil(llm: LLM, plan: Plan, say: Callable[[str], None], stop: Callable[[], 
     before = [{"alpha": a, "agree": g} for a, g in zip(progress.points[0]["alpha"], progress.points[0]["agree"], strict=True)]
     made = Made(plan, _name(llm.config.model), split, progress, before, figures(student, held_out), clock.seconds, {})
     _export(llm, student, made, split)
+    say("speed on held-out questions")
+    try:
+        made.speed = gain.measure(llm, plan.out, plan.passes if plan.kind == "head" else _ON_DEMAND, split.held_out, stop)
+    except ConfigError as e:
+        say(f"the speed is not measured: {e}")
     report.write(made)
     return made
 

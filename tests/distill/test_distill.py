@@ -81,12 +81,16 @@ def test_the_report_says_what_was_found(head, target):
     found = json.loads((head / "report.json").read_text())
     assert found["data"]["tokens"] >= 800 and found["after"][0]["alpha"] >= found["before"][0]["alpha"] > 0
     assert found["points"][0]["step"] == 0 and found["points"][-1]["step"] == found["training"]["steps"]
+    assert [s["temperature"] for s in found["speed"]] == [0.0, 1.0] and all(
+        s["speedup"] > 0 and s["tokens_per_pass"] >= 1 for s in found["speed"]
+    )
     page, card = (head / "report.html").read_text(), (head / "README.md").read_text()
     assert found["target"] == target.name and str(target) not in page + card + (head / "config.json").read_text(), (
         "where things lie here is nobody's business"
     )
     assert page.count("<svg") == 2 and "<script" not in page
     assert f"| 1 | {found['before'][0]['alpha']:.3f} | {found['after'][0]['alpha']:.3f} |" in card and "eagle3" in card
+    assert f"{found['speed'][0]['speedup']:.2f}" in page and "times plain decoding" in card
 
 
 def test_more_texts_go_on_from_those_that_are_there(head, target, capfd):
