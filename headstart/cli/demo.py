@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from headstart.cli.compare import compare
-from headstart.cli.options import ModelOptions
+from headstart.cli.options import ModelOptions, split_draft
 from headstart.cli.session import as_messages, open_llm
 from headstart.cli.show import note
 from headstart.core.params import SamplingParams
@@ -24,6 +24,9 @@ harbour can still be found. On the last day of the year the harbour master close
 def demo(
     *,
     fetch_only: Annotated[bool, Option("--fetch-only", help="Only fetch the model and print where it is.")] = False,
+    draft: Annotated[
+        str, Option("--draft", "-d", help="What drafts: ngram, a draft of your own, or several: suffix,./draft.", metavar="D")
+    ] = "ngram",
     max_tokens: Annotated[int, Option("--max-tokens", help="Longest answer, in tokens.", metavar="N")] = 128,
     num_speculative_tokens: Annotated[int, Option("--num-speculative-tokens", "-k", help="Drafts per step.", metavar="K")] = 8,
     dtype: Annotated[str, Option(help="auto, bfloat16, float16, float32 or float64.", metavar="TYPE")] = "auto",
@@ -39,7 +42,7 @@ def demo(
         print(path)
         return
     options = ModelOptions(model=str(path), dtype=dtype, device=device)
-    llm = open_llm(options, {"method": "ngram", "num_speculative_tokens": num_speculative_tokens}, quiet=False)
+    llm = open_llm(options, {**split_draft(draft, {}), "num_speculative_tokens": num_speculative_tokens}, quiet=False)
     if not json:
         note(f"\n{PROMPT}")
     compare(llm, as_messages(PROMPT, None), PROMPT, params, json, quiet=False)

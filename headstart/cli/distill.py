@@ -66,7 +66,7 @@ class TrainingOptions:
     """How it is trained."""
 
     loss: Annotated[str, Option(help="mix (KL, then acceptance itself), kl, tv or ce-l1.", metavar="LOSS")] = "mix"
-    learning_rate: Annotated[float, Option(help="Peak of the cosine.", metavar="R")] = 1e-4
+    learning_rate: Annotated[float, Option(help="Peak of the cosine.", metavar="R")] = 3e-4
     epochs: Annotated[float | None, Option(help="Times that every text is seen. Default: 4.", metavar="N")] = None
     time_budget: Annotated[str | None, Option(help="Instead of --epochs, time for training: 30m, 2h.", metavar="T")] = None
     seed: Annotated[int, Option(help="Of texts and training.", metavar="N")] = 0

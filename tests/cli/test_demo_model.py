@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headstart.cli.main import run
 from headstart.core.errors import ModelError
 from headstart.core.folders import cache_folder
 from headstart.models import demo
@@ -71,3 +72,11 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert cache_folder() == tmp_path / "headstart"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "headstart"
+
+
+def test_the_demo_takes_other_drafts(monkeypatch: pytest.MonkeyPatch, tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "demo_model", lambda note: tiny)
+    for draft, code in ((f"suffix,{tiny}", 0), ("sufix", 2)):
+        assert run(["demo", "--draft", draft, "--max-tokens", "8", "--dtype", "float32", "--json"]) == code
+        out, err = capfd.readouterr()
+        assert "hybrid" in out + err if code == 0 else "did you mean 'suffix'?" in err
