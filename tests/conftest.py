@@ -1,4 +1,5 @@
-"""One thread for torch: the models here are so small that waking a second one costs more than the work."""
+"""headstart comes before torch, as it should in a program; and one thread for torch, since waking a second one costs such small models
+more than their work."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+import headstart  # noqa: F401 - says how torch's threads wait
 
 with contextlib.suppress(ImportError):  # tests/core run without torch
     import torch
