@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 VARIABLE = "OMP_WAIT_POLICY"
-_BUILT = any(Path(__file__).parents[1].glob("kernels/_kernels*.so"))
 # Whether torch was there before us and nobody had set the variable: then its threads spin, and all we can do is say so.
 SPINS = "torch" in sys.modules and VARIABLE not in os.environ
 # Whether the variable is ours: then other programs that are started from here should not get it.
-WAITS_PASSIVELY = _BUILT and VARIABLE not in os.environ
+WAITS_PASSIVELY = VARIABLE not in os.environ and any(Path(__file__).parents[1].glob("kernels/_kernels*.so"))
 if WAITS_PASSIVELY:
     os.environ[VARIABLE] = "PASSIVE"

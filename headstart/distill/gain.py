@@ -11,6 +11,7 @@ from headstart.bench.arms import make_arms
 from headstart.bench.run import Plan, execute
 from headstart.bench.summary import document
 from headstart.bench.workload import Question
+from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
 from headstart.distill.data import Text
 from headstart.distill.prompts import user_turn
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _QUESTIONS = 6
 _TOKENS = 64  # of an answer
 _BEGIN = 8  # tokens of a text that stand for its question, where the target knows no turns
-_WIDTHS = (1, 2, 3, 4, 6)
 
 
 def measure(llm: LLM, draft: Path, k: int, held_out: Sequence[Text], stop: Callable[[], bool]) -> list[dict[str, Any]]:
@@ -32,8 +32,11 @@ def measure(llm: LLM, draft: Path, k: int, held_out: Sequence[Text], stop: Calla
     spec = {"model": str(draft), "num_speculative_tokens": k, "adaptive": True}
     arms = make_arms(llm, [spec])
     params = SamplingParams(max_tokens=min(_TOKENS, llm.engine.target.max_len // 2))
-    plan = Plan(questions(llm, held_out), params, temperatures=(0.0, 1.0))
-    widths = {1: width.measure(llm, [m for m in _WIDTHS if m <= k] + [k + 1], stop=stop)}
+    asked = questions(llm, held_out)
+    if not asked:
+        raise ConfigError("no held-out text shows what was asked: measure with headstart bench")
+    plan = Plan(asked, params, temperatures=(0.0, 1.0))
+    widths = {1: width.measure(llm, range(1, k + 2), stop=stop)}
     found = document(llm, execute(llm, arms, plan, lambda _: None, stop), "held-out questions", widths, [])
     return [_figures(r["temperature"], r["overall"]) for r in found["results"] if r["arm"] == arms[1].name]
 

@@ -150,3 +150,12 @@ def test_a_head_of_another_target_is_refused(head, target, tmp_path):
         LLM(str(tmp_path / "other"), dtype="float32", kv_cache_memory="64MiB", speculative_config={"method": "eagle3", "model": str(head)})
     with pytest.raises(ModelError, match="leave method='head' out"):
         LLM(str(target), dtype="float32", kv_cache_memory="64MiB", speculative_config={"method": "head", "model": str(tmp_path / "other")})
+
+
+def test_texts_that_show_no_question_cost_the_measurement_only(llm, head):
+    from headstart.core.errors import ConfigError
+    from headstart.distill.data import Text
+    from headstart.distill.gain import measure
+
+    with pytest.raises(ConfigError, match="headstart bench"):
+        measure(llm, head, 3, [Text(0, [], 0, 1.0, "")], lambda: False)
