@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headstart.core.checks import flag, integer, number, put_once, quantization, text
+from headstart.core.checks import QUANTIZATIONS, flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
 from headstart.core.params import VERIFY_RULES, SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
@@ -354,7 +354,8 @@ def _kind(method: object) -> str:
 
 
 def drafter_of(text: str) -> dict[str, str]:
-    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model."""
+    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model, `MODEL:int8`
+    with its weights in fewer bits."""
     kind, colon, rest = text.partition(":")
     if kind == "corpus" and colon:
         return {"method": "corpus", "corpus": rest}
@@ -365,4 +366,13 @@ def drafter_of(text: str) -> dict[str, str]:
         return {"method": name}
     if name == "quantized":
         return {"method": "quantised"}
+    model, bits = split_bits(text)
+    if bits:
+        return {**drafter_of(model), "quantization": bits}
     return {"method": text} if foreign_method(text) else {"model": text}
+
+
+def split_bits(text: str) -> tuple[str, str | None]:
+    """`MODEL:int8` as (MODEL, "int8"); (text, None) where no such end is."""
+    model, _, bits = text.rpartition(":")
+    return (model, bits) if model and bits in QUANTIZATIONS else (text, None)
