@@ -158,7 +158,7 @@ def _arms(llm: LLM, configs: list[dict[str, Any]], say: Callable[[str], None]) -
 
     words: dict[str, str] = {}
     for config in configs:
-        if config.get("model"):
+        if config.get("model") and config["model"] not in words:
             words[config["model"]] = described(llm.get_tokenizer(), config["model"], config.get("revision"))
             say(f"draft {config['model']}: {words[config['model']]}")
     try:
