@@ -1,4 +1,4 @@
-"""`headstart demo`: fetch a small model once, then show what drafts do on a text that repeats itself: lookup, and a head if there is one."""
+"""`headstart demo`: fetch a small model once, then show what drafts do on a text that repeats itself: lookup, and a head if made."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def _with_what_is_there(options: ModelOptions, model: Path, k: int) -> LLM:
     own, why = demo_draft(model), "`make draft` makes this model a head too, in two to three hours, once (docs/distill.md)"
     if (own / "config.json").exists():
         try:
-            llm = open_llm(options, {"drafters": ["suffix", {"model": str(own)}], "num_speculative_tokens": k}, quiet=False)
+            llm = open_llm(
+                options, {"drafters": ["suffix", {"method": "head", "model": str(own)}], "num_speculative_tokens": k}, quiet=False
+            )
         except ModelError as e:
             why = f"{own} cannot be used ({e}): delete it, and `make draft` makes it anew"
         else:
