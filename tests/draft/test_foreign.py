@@ -77,6 +77,7 @@ def test_configurations_that_cannot_be(monkeypatch):
 
 BROKEN = ["raises", "nothing", "too few", "no proposal", "no tokens", "too many", "foreign id", "negative id", "floats", "text"]
 BROKEN += ["law of another shape", "law of one row", "law that is no law", "negative law", "nan law", "law of integers"]
+BROKEN += ["law with a negative number", "law with a nan", "law without its draft"]
 BROKEN += ["law that is a list", "observe raises", "forget raises"]
 
 
