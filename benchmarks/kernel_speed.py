@@ -4,9 +4,9 @@
 
 decode: plain greedy decoding, 128 tokens through the engine, over what reading all weights once per token allows at the bandwidth
 measured for a working set of that size. widths: passes of 8 and 16 rows over one row. steps: what a step of the engine takes beside its
-pass, and the pass beside its products. choices: the tokens of a batch from their logits, torch beside the kernels. prompt: 1,000 tokens
-in passes of 512, over the best of torch alone, in float32 and in bfloat16, in one pass. Run it on a quiet machine; docs/kernels.md has
-what it printed.
+pass, and the pass beside its products. choices: the tokens of a batch from their logits, torch beside the kernels, and out of
+the cache. prompt: 1,000 tokens in passes of 512, over the best of torch alone, in float32 and in bfloat16, in one pass. Run it on a quiet
+machine; docs/kernels.md has what it printed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def load(model: str, **arguments: Any) -> LLM:
     return LLM(model, max_model_len=2048, max_num_seqs=32, max_num_batched_tokens=2048, enable_prefix_caching=False, **arguments)
 
 
-def timed(f: Any, rounds: int) -> float:
-    """Median seconds, after one call that warms up."""
+def timed(f: Any, rounds: int, before: Any = lambda: None) -> float:
+    """Median seconds, after one call that warms up; `before` is called before each and takes no part."""
     seconds = []
     for _ in range(rounds + 1):
+        before()
         start = time.perf_counter()
         f()
         seconds.append(time.perf_counter() - start)
@@ -193,6 +194,9 @@ def choices(vocab: int, rounds: int) -> None:
         with torch_alone():
             torchs = 1e3 * timed(lambda asked=asked: verify_batch(asked), 2 * rounds)
         print(f"choices, {name}: {torchs:.2f}, {ours:.2f}")
+    swept = torch.ones(64 << 20)  # 256 MB: more than caches hold
+    cold = 1e3 * timed(lambda: verify_batch(cases["the same, block"]), 10 * rounds, swept.sum)
+    print(f"choices, the same, where logits and laws have left the cache: kernels {cold:.2f}")
 
 
 def prompt(llms: dict[str, LLM], model: str, rounds: int) -> None:

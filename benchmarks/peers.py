@@ -5,7 +5,8 @@
 transformers comes from this environment unless another one is named; engines that are not named are left out. See README.md
 here for how to set each up. All answers are greedy and end at the end of text or after `--tokens`. Every engine is asked for the
 same drafts per step. "same as its plain" counts the answers whose tokens equal those of the same engine without drafts: that is
-what lossless means, and a low count is not an error of this script.
+what lossless means, and a low count is not an error of this script. "decoding" leaves out the time to the first token, which each
+prompt is asked for by itself: no engine keeps what it has read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Arm:
     mode: str
     process: subprocess.Popen[str]
     version: str = ""
-    speeds: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # tokens a second, the prompt included
+    decoding: list[float] = field(default_factory=list)  # behind the first token
     texts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -50,14 +52,21 @@ class Arm:
             raise SystemExit(f"{self.name} ended with code {self.process.wait()}: run again with --verbose to see why")
         return json.loads(line)
 
-    def ask(self, ids: list[int], tokens: int, eos: int) -> tuple[list[int], float]:
+    def ask(self, ids: list[int], tokens: int) -> tuple[list[int], float]:
+        """The answer to a prompt and the seconds it took."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps({"ids": ids, "tokens": tokens}) + "\n")
         self.process.stdin.flush()
         answer = self.hear()
-        text = answer["ids"]
+        return answer["ids"], answer["seconds"]
+
+    def measure(self, ids: list[int], tokens: int, eos: int) -> None:
+        _, first = self.ask(ids, 1)
+        text, seconds = self.ask(ids, tokens)
         text = text[: text.index(eos)] if eos in text else text  # some count the end, some do not
-        return text, len(text) / answer["seconds"]
+        self.texts.append(text)
+        self.speeds.append(len(text) / seconds)
+        self.decoding.append((len(text) - 1) / (seconds - first))
 
 
 def start(python: str, engine: str, mode: str, options: dict[str, Any], verbose: bool) -> Arm:
@@ -133,18 +142,19 @@ def arms(args: argparse.Namespace, folder: Path, eos: int) -> list[Arm]:
 def table(found: list[Arm]) -> list[str]:
     """Medians over prompts and rounds; ratios pair by pair."""
 
-    def ratio(a: Arm, b: Arm) -> str:
-        return f"{statistics.median(x / y for x, y in zip(a.speeds, b.speeds, strict=True)):.2f}"
+    def ratio(a: list[float], b: list[float]) -> str:
+        return f"{statistics.median(x / y for x, y in zip(a, b, strict=True)):.2f}"
 
     def same(a: Arm, b: Arm) -> str:
         return f"{sum(x == y for x, y in zip(a.texts, b.texts, strict=True))} of {len(a.texts)}"
 
     ours = found[0]
-    rows = [("", "tok/s", "x its plain", "same as its plain", "x headstart plain", "same as headstart")]
+    rows = [("", "tok/s", "x its plain", "same as its plain", "x headstart plain", "same as headstart", "decoding", "x headstart plain")]
     for arm in found:
         plain = next(a for a in found if a.engine == arm.engine)
-        own = ("", "") if arm is plain else (ratio(arm, plain), same(arm, plain))
-        rows.append((arm.name, f"{statistics.median(arm.speeds):.1f}", *own, ratio(arm, ours), same(arm, ours)))
+        own = ("", "") if arm is plain else (ratio(arm.speeds, plain.speeds), same(arm, plain))
+        with_prompt = (f"{statistics.median(arm.speeds):.1f}", *own, ratio(arm.speeds, ours.speeds), same(arm, ours))
+        rows.append((arm.name, *with_prompt, f"{statistics.median(arm.decoding):.1f}", ratio(arm.decoding, ours.decoding)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
 
@@ -173,14 +183,12 @@ def main() -> None:
         found = arms(args, folder, eos)
         try:
             for arm in found:
-                arm.ask(prompts[0], 8, eos)  # warm
+                arm.ask(prompts[0], 8)  # warm
             for round_ in range(args.rounds):
                 for i, ids in enumerate(prompts):
                     turn = (round_ * len(prompts) + i) % len(found)
                     for arm in found[turn:] + found[:turn]:
-                        text, speed = arm.ask(ids, args.tokens, eos)
-                        arm.texts.append(text)
-                        arm.speeds.append(speed)
+                        arm.measure(ids, args.tokens, eos)
                     print(f"round {round_ + 1}, prompt {i + 1} of {len(prompts)}", end="\r", file=sys.stderr, flush=True)
         finally:
             for arm in found:

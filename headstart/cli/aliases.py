@@ -13,7 +13,7 @@ from typing import Any
 
 from headstart.cli.options import parse_json
 from headstart.core.errors import ConfigError
-from headstart.core.speculation import METHODS
+from headstart.core.methods import METHODS
 
 SPEC = "--speculative-config"
 METHOD = SPEC + ".method"

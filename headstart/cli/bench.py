@@ -12,7 +12,7 @@ from headstart.cli.forms import FormOptions, Report, give
 from headstart.cli.interrupt import Interruptible
 from headstart.cli.options import ModelOptions, draft_alone
 from headstart.cli.session import open_llm
-from headstart.cli.show import note
+from headstart.cli.show import note, unsaid
 from headstart.core.checks import integer, number
 from headstart.core.errors import ConfigError
 from headstart.core.params import SamplingParams
@@ -155,7 +155,7 @@ def bench(*, model: ModelOptions, arms: ArmOptions, work: WorkOptions, form: For
 
     made = make_arms(llm, configs, synthetic, arms.verify)
     if not form.quiet and not form.json:
-        for line in found_notes(llm, made):
+        for line in unsaid(found_notes(llm, made)):
             note(line)
     with Interruptible() as interrupt, Progress(plan.answers(len(made)), form.quiet) as progress:
         found = measure_all(llm, made, plan, work.data or "built in", work.samples, progress.step, progress.say, lambda: interrupt.asked)

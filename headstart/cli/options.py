@@ -17,9 +17,9 @@ from typing import Annotated, Any, get_type_hints
 from typer import Option
 
 from headstart.core.errors import ConfigError, first_line, nearest
+from headstart.core.methods import METHODS, drafter_of, split_bits
 from headstart.core.params import SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
-from headstart.core.speculation import METHODS, drafter_of, split_bits
 
 
 @dataclass

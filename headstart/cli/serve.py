@@ -14,7 +14,7 @@ from typer import Argument, Exit, Option
 
 from headstart.backends.commands import Door
 from headstart.cli.options import ModelOptions, SpeculationOptions
-from headstart.cli.show import note
+from headstart.cli.show import note, unsaid
 from headstart.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _elsewhere(
 def banner(settings: Settings, notes: Sequence[str], url: str) -> list[str]:
     """What runs, where, and how to try it: at most 8 lines."""
     key = "on" if settings.api_keys else "off"
-    lines = [*notes[-4:], f"API: {url}/v1, page: {url}/, model name {settings.served_name}, API key {key}"]
+    lines = [*unsaid(notes)[-4:], f"API: {url}/v1, page: {url}/, model name {settings.served_name}, API key {key}"]
     if not settings.api_keys and settings.host in ("0.0.0.0", "::", ""):
         lines.append(f"warning: {settings.host} is open to the network and there is no API key: add --api-key")
     auth = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""

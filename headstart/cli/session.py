@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.cli.interrupt import Interruptible
 from headstart.cli.options import ModelOptions
-from headstart.cli.show import StreamPrinter, note, terminal
+from headstart.cli.show import StreamPrinter, note, terminal, unsaid
 from headstart.core.errors import ConfigError
 from headstart.core.outputs import RequestError, RequestOutput
 from headstart.core.params import SamplingParams
@@ -39,9 +39,8 @@ def open_llm(model: ModelOptions, speculation: dict[str, Any] | SpeculativeConfi
     # seed=None: an unseeded request draws a fresh seed, which its metrics report
     llm = LLM(model.model, speculative_config=speculation, seed=None, **model.arguments())
     if not quiet:
-        for line in llm.notes:
-            if not line.startswith("warning"):  # those are said already
-                note(line)
+        for line in unsaid(llm.notes):
+            note(line)
     return llm
 
 

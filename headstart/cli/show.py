@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from headstart.core.outputs import CompletionOutput, RequestOutput, SpeculativeStats
@@ -33,6 +33,11 @@ def note(text: str) -> None:
     if terminal(sys.stderr):
         text = f"{style('2')}{_CONTROL.sub('?', text)}{_RESET}"
     print(text, file=sys.stderr, flush=True)
+
+
+def unsaid(notes: Iterable[str]) -> list[str]:
+    """Of the lines of a start those that `LLM` leaves to us: it says warnings itself."""
+    return [line for line in notes if not line.startswith("warning")]
 
 
 def legend() -> None:

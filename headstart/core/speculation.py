@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headstart.core.checks import QUANTIZATIONS, flag, integer, number, put_once, quantization, text
+from headstart.core.checks import flag, integer, number, put_once, quantization, text
 from headstart.core.errors import ConfigError, names_nearest, nearest
+from headstart.core.methods import OWNERS, VLLM_METHODS, check_method, drafter_of, from_vllm, kind
 from headstart.core.params import VERIFY_RULES, SamplingParams
-from headstart.core.plugins import foreign_method, foreign_names
 
 DEFAULT_DRAFTS = 5
 DEFAULT_SUFFIX_DRAFTS = 24  # as in vLLM: the match decides, this is the ceiling
@@ -18,8 +18,6 @@ DEFAULT_PREDICTION_DRAFTS = 16
 DEFAULT_SPEC_FACTOR = 4.0
 DEFAULT_MIN_TOKEN_PROB = 0.1
 MAX_DRAFTS = 128
-METHODS = ("none", "ngram", "suffix", "corpus", "prediction", "draft_model", "head", "quantised", "hybrid")
-VLLM_METHODS = ("eagle", "mtp", "dflash", "dspark")  # heads that vLLM runs and the native engine does not
 
 # Keys of vLLM's speculative_config that mean something else here, or nothing on a single device; with backend="vllm" they act.
 _REFUSED = {
@@ -35,27 +33,6 @@ _VLLM_KEYS = (
     *("quantization", "code_revision", "kv_cache_dtype", "attention_backend", "moe_backend", "enforce_eager", "draft_load_config"),
     *("arctic", "use_local_argmax_reduction", "disable_padded_drafter_batch", "enable_adaptive_verification", "dspark_draft_topk"),
 )
-
-# Which options act with which methods. "foreign" stands for every drafter of others.
-CHECKPOINT_METHODS = ("draft_model", "head", *VLLM_METHODS)
-_OWNERS: dict[str, tuple[str, ...]] = {
-    "model": CHECKPOINT_METHODS,
-    "revision": CHECKPOINT_METHODS,
-    "quantization": (*CHECKPOINT_METHODS, "quantised"),
-    "max_model_len": CHECKPOINT_METHODS,
-    "draft_temperature": (*CHECKPOINT_METHODS, "quantised"),
-    "use_heterogeneous_vocab": ("draft_model",),
-    "prompt_lookup_max": ("ngram",),
-    "prompt_lookup_min": ("ngram",),
-    "corpus": ("corpus",),
-    "shared": ("suffix",),
-    "suffix_decoding_max_tree_depth": ("suffix",),
-    "suffix_decoding_max_cached_requests": ("suffix",),
-    "suffix_decoding_max_spec_factor": ("suffix", "corpus"),
-    "suffix_decoding_min_token_prob": ("suffix", "corpus"),
-    "options": ("foreign",),
-    "drafters": ("hybrid",),
-}
 
 # The values of those that ask for exactly what happens anyway.
 _HARMLESS = {"draft_tensor_parallel_size": 1, "parallel_drafting": False}
@@ -132,11 +109,11 @@ class SpeculativeConfig:
         for name in ("model", "revision", "corpus"):
             text(name, getattr(self, name))
         self._settle_method()
-        kinds = {_kind(self.method)}
+        kinds = {kind(self.method)}
         if self.method == "hybrid":
             self._settle_drafters()
-            kinds |= {_kind(each.method) for each in self.drafters or () if isinstance(each, SpeculativeConfig)}
-        for name, owners in _OWNERS.items():
+            kinds |= {kind(each.method) for each in self.drafters or () if isinstance(each, SpeculativeConfig)}
+        for name, owners in OWNERS.items():
             if getattr(self, name) is not None and kinds.isdisjoint(owners):
                 owner = "a drafter of others" if owners == ("foreign",) else " and ".join(owners)
                 raise ConfigError(f"{name}={getattr(self, name)!r} has no effect with method={self.method!r}: it belongs to {owner}")
@@ -173,27 +150,16 @@ class SpeculativeConfig:
 
     def _settle_method(self) -> None:
         """The method, from what names it: itself, `model`, `corpus`, the lookup bounds, or the forms of vLLM."""
-        if self.model in ("[ngram]", "ngram"):  # the form of older vLLM
-            if self.method not in (None, "ngram"):
-                raise ConfigError(f"model={self.model!r} contradicts method={self.method!r}: leave one of them out")
-            self._put("model", None)
-            self._put("method", "ngram")
-        if self.method == "custom_class":  # vLLM: a class by its dotted name in `model`
-            if not self.model or "." not in self.model:
-                raise ConfigError(f"method='custom_class' needs model='package.module.Class', not {self.model!r}")
-            self._put("method", self.model if ":" in self.model else ":".join(self.model.rsplit(".", 1)))
-            self._put("model", None)
-        if self.method is None:
+        method, model = from_vllm(self.method, self.model)
+        if method is None:
             lookup = self.prompt_lookup_max is not None or self.prompt_lookup_min is not None
             several = self.drafters is not None
-            named = "hybrid" if several else "draft_model" if self.model else "corpus" if self.corpus else "ngram" if lookup else None
-            if named is None:
-                raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
-            self._put("method", named)
-        if self.method == "eagle3":  # vLLM's name
-            self._put("method", "head")
-        if self.method not in (*METHODS, *VLLM_METHODS) and foreign_method(self.method) is None:
-            raise ConfigError(f"method={self.method!r} is not available: {nearest(str(self.method), (*METHODS, *foreign_names()))}")
+            method = "hybrid" if several else "draft_model" if model else "corpus" if self.corpus else "ngram" if lookup else None
+        if method is None:
+            raise ConfigError("speculation has neither method nor model: set method='ngram' or model=DRAFT")
+        check_method(method)
+        self._put("method", method)
+        self._put("model", model)
         if self.method in ("draft_model", "head") and not self.model:
             raise ConfigError(f"method={self.method!r} needs model=DRAFT: a directory, a GGUF file or a hub id")
         if self.method == "corpus" and not self.corpus:
@@ -228,10 +194,10 @@ class SpeculativeConfig:
         for name in ("verify", "adaptive", "num_prediction_tokens", "drafters"):
             if name in given:
                 raise ConfigError(f"drafters: {name}={given[name]!r} holds for all of them: set it beside the list")
-        kind = _kind(given.get("method", "draft_model" if "model" in given else "corpus" if "corpus" in given else "ngram"))
-        if kind in ("none", "hybrid", *VLLM_METHODS):
-            raise ConfigError(f"drafters: {kind!r} cannot be one of several: leave it out")
-        shared = {name: getattr(self, name) for name, owners in _OWNERS.items() if kind in owners}
+        method = kind(given.get("method", "draft_model" if "model" in given else "corpus" if "corpus" in given else "ngram"))
+        if method in ("none", "hybrid", *VLLM_METHODS):
+            raise ConfigError(f"drafters: {method!r} cannot be one of several: leave it out")
+        shared = {name: getattr(self, name) for name, owners in OWNERS.items() if method in owners}
         shared["num_speculative_tokens"] = self.num_speculative_tokens
         return SpeculativeConfig.from_dict({**{name: value for name, value in shared.items() if value is not None}, **given})
 
@@ -346,33 +312,3 @@ class SpeculativeConfig:
             "suffix": " (shared between requests)" if self.shared else "",
         }
         return f"{self.method}{details.get(str(self.method), '')}"
-
-
-def _kind(method: object) -> str:
-    """The method, or "foreign" for every drafter of others."""
-    return method if isinstance(method, str) and method in (*METHODS, *VLLM_METHODS) else "foreign"
-
-
-def drafter_of(text: str) -> dict[str, str]:
-    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model, `MODEL:int8`
-    with its weights in fewer bits."""
-    kind, colon, rest = text.partition(":")
-    if kind == "corpus" and colon:
-        return {"method": "corpus", "corpus": rest}
-    if kind in ("quantised", "quantized") and colon:
-        return {"method": "quantised", "quantization": rest}
-    name = text.strip().strip("[]").replace("-", "_").lower()
-    if name in METHODS:
-        return {"method": name}
-    if name == "quantized":
-        return {"method": "quantised"}
-    model, bits = split_bits(text)
-    if bits:
-        return {**drafter_of(model), "quantization": bits}
-    return {"method": text} if foreign_method(text) else {"model": text}
-
-
-def split_bits(text: str) -> tuple[str, str | None]:
-    """`MODEL:int8` as (MODEL, "int8"); (text, None) where no such end is."""
-    model, _, bits = text.rpartition(":")
-    return (model, bits) if model and bits in QUANTIZATIONS else (text, None)

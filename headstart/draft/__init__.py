@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from headstart.core.errors import ModelError, first_line
+from headstart.core.methods import METHODS
 from headstart.core.plugins import foreign_method
-from headstart.core.speculation import METHODS, SpeculativeConfig
+from headstart.core.speculation import SpeculativeConfig
 from headstart.draft.base import DraftContext, Drafter
 
 

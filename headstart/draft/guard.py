@@ -12,6 +12,7 @@ from torch import Tensor
 from headstart.core.errors import first_line
 from headstart.core.types import Chunk, Proposal, Sequence
 from headstart.draft.base import Drafter
+from headstart.ops.verify import array_of
 from headstart.runtime.runner import Runner
 
 log = logging.getLogger("headstart")
@@ -71,9 +72,11 @@ class Guard(Drafter):
             rows = probs[: len(tokens)]
             if tuple(rows.shape) != (len(tokens), self.vocab) or not rows.is_floating_point():
                 raise ValueError(f"a law must be [{len(tokens)}, {self.vocab}] numbers, not {tuple(rows.shape)} of {rows.dtype}")
-            sums = rows.sum(-1)
-            if not ((rows >= 0).all() and ((sums - 1).abs() < 1e-2).all()):
+            law = array_of(rows)
+            if not (law.min() >= 0 and (abs(law.sum(-1) - 1) < 1e-2).all()):  # neither holds of NaN
                 raise ValueError("a law must not be negative and must sum to 1")
+            if not (law[range(len(tokens)), tokens] > 0).all():
+                raise ValueError("a draft was reported as impossible: its law must be what it was drawn from")
             return rows
         except Exception as e:
             self._warn("its drafts are judged as if it had reported no law", e)

@@ -36,6 +36,7 @@ class _Translated(ModelDrafter):
 
     def __init__(self, model: Model, translation: Translation, vocab: int, max_len: int, max_rows: int, temperature: float | None) -> None:
         super().__init__(model, vocab, max_len, max_rows, temperature)
+        self.guide = None  # its text is in other ids
         self.translation = translation
         self.texts: dict[int, list[int]] = {}
         self.read: dict[int, int] = {}

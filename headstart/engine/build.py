@@ -64,7 +64,7 @@ def build_engine(config: EngineConfig, notes: list[str]) -> Engine:
     notes.append(spec.describe())
     if openmp.SPINS and getattr(model, "native", None) is not None:
         notes.append(
-            "warning: torch was imported before headstart, so its idle threads spin where the kernels' want to run, up to a third slower: "
+            "warning: torch was imported before headstart, so its idle threads spin where the kernels' want to run: "
             f"import headstart first, or set {openmp.VARIABLE}=PASSIVE"
         )
     return assemble(config, model, drafter, blocks, max_len, vocab, tokenizer, eos)

@@ -80,6 +80,20 @@ class SuffixAutomaton:
         v = self.link[self.last]
         return Match(v, self.length[v]) if v > 0 else Match(0, 0)
 
+    def walk(self, match: Match, tokens: Iterable[int]) -> Match:
+        """The longest suffix that is found here once `tokens` have followed a match, amortised O(1) for each."""
+        state, length = match
+        for token in tokens:
+            while state > 0 and token not in self.next[state]:
+                state = self.link[state]
+                length = self.length[state]
+            if token in self.next[state]:
+                state = self.next[state][token]
+                length += 1
+            else:
+                length = 0
+        return Match(state, length)
+
     def draft(self, state: int, limit: int, least: float = 0.0) -> list[int]:
         """Up to `limit` tokens after a state: at each the one that followed most often, of equals the one that did so last.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstart.lookup.automaton import SuffixAutomaton
+from headstart.lookup.automaton import Match, SuffixAutomaton
 
 _TOKENS = 1 << 19  # in one generation: about 200 MB
 _END = -1  # stands between two outputs, and is no token
@@ -35,7 +35,7 @@ class Reader:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.read = 0
-        self.places: list[tuple[SuffixAutomaton, int, int]] = []  # state and length in the young one and the old
+        self.places: list[tuple[SuffixAutomaton, Match]] = []  # in the young one and the old
         self.length = 0  # of the longest suffix found
         self.seen: tuple[object, ...] = ()
 
@@ -44,32 +44,17 @@ class Reader:
         young, old = self.pool.generations
         if (young, young.size, old) != self.seen:
             self.seen = (young, young.size, old)
-            self.places = [(young, 0, 0), (old, 0, 0)]
+            self.places = [(young, Match(0, 0)), (old, Match(0, 0))]
             self.read = max(0, len(text) - _RECENT)
-        self.places = [(a, *_walk(a, state, length, text[self.read :])) for a, state, length in self.places]
+        self.places = [(a, a.walk(match, text[self.read :])) for a, match in self.places]
         self.read = len(text)
-        self.length = max(length for _, _, length in self.places)
+        self.length = max(match.length for _, match in self.places)
 
     def draft(self, limit: int, least: float) -> list[int]:
         """Up to `limit` tokens after the longest suffix found, in the younger generation if it is the same in both."""
-        automaton, state, _ = max(self.places, key=lambda place: place[2])
-        drafts = automaton.draft(state, limit, least)
+        automaton, match = max(self.places, key=lambda place: place[1].length)
+        drafts = automaton.draft(match.state, limit, least)
         return drafts[: drafts.index(_END)] if _END in drafts else drafts
 
 
 _RECENT = 64  # tokens of a text that are looked for in a pool that has changed
-
-
-def _walk(automaton: SuffixAutomaton, state: int, length: int, tokens: Sequence[int]) -> tuple[int, int]:
-    """State and length of the longest suffix after `tokens`, amortised O(1) for each."""
-    following, link, lengths = automaton.next, automaton.link, automaton.length
-    for token in tokens:
-        while state > 0 and token not in following[state]:
-            state = link[state]
-            length = lengths[state]
-        if token in following[state]:
-            state = following[state][token]
-            length += 1
-        else:
-            length = 0
-    return state, length

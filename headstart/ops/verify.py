@@ -165,7 +165,7 @@ def judge(p: Tensor, drafts: list[int], q: Tensor, rule: str, u: list[float], u_
     k, vocab = len(drafts), p.shape[1]
     at = torch.tensor([i * vocab + x for i, x in enumerate(drafts)], dtype=torch.int64, device=p.device)
     p_x, q_x = p.take(at).tolist(), q.take(at).tolist()
-    ps, qs = _rows(p), _rows(q)
+    ps, qs = array_of(p), array_of(q)
     weights = [1.0] * k
     if rule == "block":
         weights = acceptance.block_weights(p_x, q_x)
@@ -180,7 +180,7 @@ def judge(p: Tensor, drafts: list[int], q: Tensor, rule: str, u: list[float], u_
     return Verdict(kept, pick(torch.as_tensor(left), u_tail))
 
 
-def _rows(law: Tensor) -> Any:
+def array_of(law: Tensor) -> Any:
     """A law [k, V] in fp64; on the CPU as an array of numpy, since torch wakes other threads for a row, which takes longer than the row."""
     law = law.detach().double()
     return law.numpy() if law.is_cpu else law

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -18,6 +15,7 @@ from starlette.requests import ClientDisconnect
 import headstart
 from headstart.server.errors import ApiError, invalid, unavailable
 from headstart.server.guard import Guard
+from headstart.server.page import page
 from headstart.server.service import Service
 from headstart.server.shapes import (
     ChatRequest,
@@ -27,8 +25,6 @@ from headstart.server.shapes import (
     TokenizeRequest,
     parse,
 )
-
-PAGE = Path(__file__).with_name("page.html")
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -164,26 +160,12 @@ def _add_small(app: FastAPI, service: Service) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    page = PAGE.read_bytes()
-    policy = page_policy(page.decode())
+    html, policy = page()
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
         headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        return Response(page, media_type="text/html; charset=utf-8", headers={**headers, "X-Frame-Options": "DENY"})
-
-
-def page_policy(page: str) -> str:
-    """A policy under which the page's own script and style run, and nothing else does; nothing is loaded from elsewhere."""
-
-    def digest(tag: str) -> str:
-        inside = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-        return base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest('script')}'; style-src 'sha256-{digest('style')}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        return HTMLResponse(html, headers={**headers, "X-Frame-Options": "DENY"})
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ import pytest
 from headstart import LLM, SamplingParams, SpeculativeConfig
 from headstart.core import openmp
 from headstart.core.errors import ConfigError, ModelError
-from headstart.core.speculation import drafter_of
+from headstart.core.methods import drafter_of
 from headstart.kernels import library
 from tests.reference import letters_tokenizer
 from tests.tiny import write_llama, write_tokenizer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ pytest.importorskip("fastapi", reason="the extra `server` is not installed")
 
 from headstart.cli.serve import banner
 from headstart.server.settings import Settings
+from tests.tiny import write_llama
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -33,6 +36,22 @@ def test_the_banner_is_short_and_can_be_copied() -> None:
         lines = banner(settings, notes, "http://127.0.0.1:8000")
         assert len(lines) <= 8 and lines[-1].startswith("try: curl http://127.0.0.1:8000/v1/chat/completions")
         assert any("no API key" in line for line in lines) == (settings.host == "0.0.0.0" and not settings.api_keys)
+
+
+def test_a_warning_of_the_load_is_said_once(headstart: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading says it at once; the banner has the other lines."""
+
+    def run(settings: Settings, load: Callable[[], Any], ready: Callable[[str], None]) -> None:
+        load()
+        ready("http://127.0.0.1:8000")
+
+    monkeypatch.setattr("headstart.server.run.serve", run)
+    larger = tmp_path / "larger"
+    shutil.copytree(tiny, larger)
+    write_llama(larger, vocab=json.loads((tiny / "config.json").read_text())["vocab_size"], layers=4)
+    code, out, err = headstart("serve", tiny, "--draft", larger, "--device", "cpu", "--kv-cache-memory", "8MiB")
+    assert (code, out) == (0, "") and err.count("are they swapped?") == 1
+    assert err.count("speculation: ") == 1 and "try: curl" in err.splitlines()[-1]
 
 
 def test_what_cannot_be_served_is_one_line(headstart: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,15 @@ TAPS = (1, 2, 3)
 OPTIONS = Options(epochs=3.0, batch_tokens=128, rate=2e-3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Waking a second thread takes longer than what such small tensors give it to do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def texts(llm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")

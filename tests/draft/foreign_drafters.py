@@ -35,6 +35,8 @@ class Broken(Drafter):
 
     def one(self, k):
         law = torch.full((k, self.vocab), 1 / self.vocab, dtype=torch.float64)
+        moved = torch.zeros_like(law)  # from token 2 to token 3
+        moved[:, 2:4] = torch.tensor([-1, 1]) / self.vocab
         wrong = {
             "no proposal": None,
             "no tokens": Proposal(None),
@@ -50,6 +52,9 @@ class Broken(Drafter):
             "law that is no law": Proposal([1] * k, law * 3),
             "negative law": Proposal([1] * k, law - 1),
             "nan law": Proposal([1] * k, law * float("nan")),
+            "law with a negative number": Proposal([1] * k, law + moved * 2),
+            "law with a nan": Proposal([1] * k, torch.where(moved < 0, float("nan"), law)),
+            "law without its draft": Proposal([2] * k, law + moved),
             "law of integers": Proposal([1] * k, torch.ones(k, self.vocab, dtype=torch.int64)),
             "law that is a list": Proposal([1] * k, [[1.0]] * k),
         }

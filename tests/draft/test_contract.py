@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import headstart.draft
+from headstart.core.methods import METHODS
 from headstart.core.params import SamplingParams
-from headstart.core.speculation import METHODS
 from headstart.core.types import Chunk, Sequence
 from headstart.draft.ngram import NgramDrafter
 from headstart.runtime.runner import Feed, Runner

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headstart import draft
-from headstart.core import plugins, speculation
+from headstart.core import methods, plugins
 from headstart.core.errors import ConfigError, ModelError
 from headstart.core.params import SamplingParams
 from headstart.core.speculation import SpeculativeConfig
@@ -70,13 +70,14 @@ def test_configurations_that_cannot_be(monkeypatch):
     ):
         with pytest.raises(ConfigError, match=words):
             SpeculativeConfig.from_dict(config)
-    monkeypatch.setattr(speculation, "foreign_names", lambda: ["theirs"])
+    monkeypatch.setattr(methods, "foreign_names", lambda: ["theirs"])
     with pytest.raises(ConfigError, match="theirs"):
         SpeculativeConfig(method="their")
 
 
 BROKEN = ["raises", "nothing", "too few", "no proposal", "no tokens", "too many", "foreign id", "negative id", "floats", "text"]
 BROKEN += ["law of another shape", "law of one row", "law that is no law", "negative law", "nan law", "law of integers"]
+BROKEN += ["law with a negative number", "law with a nan", "law without its draft"]
 BROKEN += ["law that is a list", "observe raises", "forget raises"]
 
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
+from headstart.core.methods import CHECKPOINT_METHODS
 from headstart.core.params import SamplingParams
-from headstart.core.speculation import CHECKPOINT_METHODS, SpeculativeConfig
+from headstart.core.speculation import SpeculativeConfig
 
 _NATIVE = "or leave backend='vllm' out: the native engine does it"
 # vLLM takes a draft with one of these in its path for a head of that kind, whatever the method says.

@@ -13,8 +13,9 @@ from typing import Any
 
 from headstart.core.config import EngineConfig
 from headstart.core.errors import ConfigError
+from headstart.core.methods import CHECKPOINT_METHODS
 from headstart.core.params import SamplingParams, StructuredOutputsParams
-from headstart.core.speculation import CHECKPOINT_METHODS, SpeculativeConfig
+from headstart.core.speculation import SpeculativeConfig
 
 PROPOSER = "headstart.backends.vllm.proposer.LookupProposer"
 OUR_KEY = "headstart"  # of vLLM's additional_config: what the proposer is made from

@@ -202,6 +202,19 @@ __attribute__((noinline)) static void group_sums(const char* w, int64_t panel_by
         for (int v = 0; v < V; v++) sums[r][v] = KIND == INT8 ? whole[r][v] : sums_of_pairs(whole[r][v]);
 }
 
+// What the processor itself would fetch late: the scales of these panels, short runs beside their codes, and the first lines of the next.
+template <int P>
+INLINE void fetch_early(const Matrix& m, int64_t panel) {
+    constexpr int FIRST = 4;
+    UNROLL
+    for (int i = 0; i < P * FIRST; i++) prefetch((const char*)m.codes + (panel + P + i / FIRST) * panel_bytes(m) + i % FIRST * LINE);
+    const int64_t bytes = (int64_t)m.groups * PANEL * 2;
+    for (int64_t at = panel * bytes; at < (panel + P) * bytes; at += LINE) {
+        prefetch((const char*)m.scale + at);
+        if (m.minimum) prefetch((const char*)m.minimum + at);
+    }
+}
+
 // The same of codes in 8 or 4 bits: exact integer sums within a group, then scaled.
 template <int KIND, int R, int P>
 static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t panel, const Ahead& from_here, const Output& out) {
@@ -212,6 +225,7 @@ static void tile_integer(const Matrix& m, const Operand& a, int64_t row, int64_t
     const char* w = (const char*)m.codes + panel * bytes;
     const char* q = a.q + row * row_bytes;
     vf sums[R][V] = {};
+    fetch_early<P>(m, panel);
     for (int64_t g = 0; g < m.columns / GROUP; g++, w += codes, q += GROUP * ACTIVATION_BYTES[KIND]) {
         vi whole[R][V];
         ahead.fetch(g * lines, lines);
