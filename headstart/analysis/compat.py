@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headstart.core.errors import ModelError
+from headstart.models.head import is_head
 from headstart.runtime.checkpoint import open_checkpoint
 from headstart.runtime.tokenizer import first_difference, load_tokenizer
 
@@ -26,6 +27,9 @@ def compare(target: Any, draft: Any) -> str:
 def described(target: Any, model: str, revision: str | None = None) -> str:
     """The vocabulary and context of a draft checkpoint. Raises ModelError when it cannot be opened."""
     checkpoint = open_checkpoint(model, revision)
+    if is_head(checkpoint.config):
+        own = checkpoint.config.get("draft_vocab_size")
+        return f"a head on the target's hidden states, {f'{own:,} of' if isinstance(own, int) else 'all'} the target's ids"
     context = checkpoint.config.get("max_position_embeddings")
     tail = f", context {context:,}" if isinstance(context, int) else ""
     if target is None:

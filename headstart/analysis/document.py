@@ -117,6 +117,7 @@ def _drafter(a: Analysis, arm: Arm, scores: Seq[Score]) -> dict[str, Any]:
         "rules": {rule: _tokens(a, _replayed(a, scores, rule, best)) for rule in RULES},
         "acceptance_per_position": _by_position(every[best], "visits"),
         "stands_when_drafted": _by_position(every[a.longest], "made"),
+        "alpha_by_draft": _by_draft(scores),
         "temperatures": _temperatures(scores),
         "categories": {c: _part(a, arm, scores, every[best], own) for c, own in groups.items()},
         "entropy": [_bin(scores, entropy, i) for i in range(len(ENTROPIES))],
@@ -153,6 +154,15 @@ def _by_position(found: Seq[Passes], of: str) -> list[float]:
     kept = np.sum([p.kept for p in found], axis=0)
     made = np.sum([p.reached for p in found], axis=0) if of == "made" else kept[:-1]
     return [float(k / m) for k, m in zip(kept[1:], made, strict=True) if m > 1e-9]
+
+
+def _by_draft(scores: Seq[Score]) -> list[float]:
+    """Mean alpha of each draft over all roots whose text goes on so far, given that the drafts before it are the text."""
+    each = [s.by_draft for s in scores if s.by_draft is not None]
+    if not each:
+        return []
+    whole = np.concatenate(each)
+    return [float(v[known].mean()) for v in whole.T if (known := ~np.isnan(v)).any()]
 
 
 def _joined(scores: Seq[Score], name: str) -> Array:

@@ -41,24 +41,27 @@ class Passes:
         return float(self.visits.sum())
 
 
-def chain(kept: Array, longest: int) -> Array:
-    """[N, K + 1]: chance that at least j drafts from root t stand, from `kept` [N], that of each to stand (rejection, match)."""
-    return _windows(kept, longest, np.multiply.accumulate)
+def windows(values: Array, longest: int, beyond: float = 0.0) -> Array:
+    """[N, K]: the `longest` values [N] from each position on, of a law that is the same from whichever root it is asked."""
+    padded = np.concatenate((values, np.full(longest, beyond)))
+    return np.lib.stride_tricks.sliding_window_view(padded, longest)[: len(values)]
 
 
-def block_chain(ratios: Array, longest: int) -> Array:
-    """The same under block verification, from q(y) / p(y) [N]."""
+def chain(kept: Array) -> Array:
+    """[N, K + 1]: chance that at least j drafts from root t stand, from `kept` [N, K], that of each to stand if those before it did
+    (rejection, match); 0 beyond the end of the text."""
+    return _from_root(np.multiply.accumulate(kept, axis=1))
+
+
+def block_chain(ratios: Array) -> Array:
+    """The same under block verification, from q(y) / p(y) [N, K]."""
     with np.errstate(over="ignore"):
-        return _windows(
-            ratios, longest, lambda w, axis: np.minimum.accumulate(np.minimum(np.multiply.accumulate(w, axis=axis), 1), axis=axis)
-        )
+        return _from_root(np.minimum.accumulate(np.minimum(np.multiply.accumulate(ratios, axis=1), 1), axis=1))
 
 
-def _windows(values: Array, longest: int, accumulate: object) -> Array:
-    """Accumulated over the `longest` values from each position on; beyond the end nothing stands."""
-    padded = np.concatenate((values, np.zeros(longest)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, longest)[: len(values)]
-    return np.concatenate((np.ones((len(values), 1)), accumulate(windows, axis=1)), axis=1)  # type: ignore[operator]
+def _from_root(stands: Array) -> Array:
+    """With a column before it: that no draft stands is no condition."""
+    return np.concatenate((np.ones((len(stands), 1)), stands), axis=1)
 
 
 def point_chain(drafts: Seq[Seq[int]], answer: Seq[int], longest: int) -> Array:

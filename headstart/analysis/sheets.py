@@ -23,8 +23,8 @@ def sheets(found: Mapping[str, Any]) -> list[Sheet]:
     ranked = ranking(found)
     made = (
         _ranking(found, ranked), _measured(found), _lengths(found, ranked, "Predicted speed-up by drafts per step"), _tokens(found, ranked),
-        _laws(ranked), _rules(ranked), _positions(ranked), _categories(found, ranked), _entropy(found, ranked), _temperatures(ranked),
-        _costs(found),
+        _laws(ranked), _by_draft(ranked), _positions(ranked), _rules(ranked), _categories(found, ranked), _entropy(found, ranked),
+        _temperatures(ranked), _costs(found),
     )  # fmt: skip
     return [s for s in made if s.rows]
 
@@ -121,6 +121,15 @@ def _rules(ranked: Sequence[Mapping[str, Any]]) -> Sheet:
     sheet = Sheet("Tokens per pass under each rule, at the best k", "draft", "rejection", "block", "match", "greedy\ndraft")
     for d in ranked:
         sheet.add(d["name"], *(number(value, 3) for value in d["rules"].values()))
+    return sheet
+
+
+def _by_draft(ranked: Sequence[Mapping[str, Any]]) -> Sheet:
+    shown = [d for d in ranked if d["alpha_by_draft"]]
+    most = min(12, max((len(d["alpha_by_draft"]) for d in shown), default=0))
+    sheet = Sheet("Alpha by draft, at every position, if the drafts before it are the text", "draft", *(str(i + 1) for i in range(most)))
+    for d in shown:
+        sheet.add(d["name"], *(number(a, 3) for a in d["alpha_by_draft"][:most]), *([""] * (most - len(d["alpha_by_draft"]))))
     return sheet
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typer import Argument, Exit, Option
 
 from headstart.cli.forms import FormOptions, Report, give
 from headstart.cli.interrupt import Interruptible
-from headstart.cli.options import ModelOptions, split_draft
+from headstart.cli.options import ModelOptions, draft_alone
 from headstart.cli.session import open_llm
 from headstart.cli.show import note
 from headstart.core.checks import integer
@@ -35,7 +34,8 @@ class DrafterOptions:
         Option(
             "--draft",
             "-d",
-            help="A draft model, a lookup method (ngram, suffix, corpus:INDEX), or a speculative_config as JSON. Repeat it.",
+            help="A draft model or head (MODEL:int8 or :int4 quantises it), a lookup method (ngram, suffix, corpus:INDEX), "
+            "quantised:int8, or a speculative_config as JSON. Repeat it.",
             metavar="D",
         ),
     ] = field(default_factory=list)
@@ -54,14 +54,15 @@ class DrafterOptions:
         integer("--num-speculative-tokens", self.num_speculative_tokens, 1, 128)
         out = []
         for said in self.draft:
-            chosen = _parsed(said) if said.lstrip().startswith("{") else dict(split_draft(said, {}))
+            chosen = draft_alone(said, ("num_speculative_tokens", "verify"))
             if chosen.get("method") in ("none", "prediction"):
                 raise ConfigError(f"--draft {said} drafts nothing of its own: there is nothing to judge")
+            if "adaptive" in chosen:
+                raise ConfigError(f"--draft {said}: adaptive is for serving, every draft length is judged here: leave it out")
             if chosen.get("method") == "hybrid":
                 raise ConfigError(f"--draft {said} is several drafters: judge each by itself, with a --draft for each")
             if "model" in chosen and self.draft_temperature is not None:
                 chosen = {"draft_temperature": self.draft_temperature, **chosen}
-            chosen.pop("num_speculative_tokens", None)
             out.append({**chosen, "num_speculative_tokens": self.num_speculative_tokens, "verify": self.verify, "adaptive": False})
         if self.draft_temperature is not None and not any("model" in c for c in out):
             raise ConfigError(f"--draft-temperature {self.draft_temperature} has no effect: no --draft is a model")
@@ -150,14 +151,6 @@ def analyse(
         raise Exit(130)
 
 
-def _parsed(said: str) -> dict[str, Any]:
-    try:
-        given = json.loads(said)
-    except ValueError as e:
-        raise ConfigError(f'--draft {said} is not JSON ({e}): write \'{{"model": "SMALLER", "quantization": "int8"}}\'') from None
-    return {str(k).replace("-", "_"): v for k, v in given.items()}
-
-
 def _arms(llm: LLM, configs: list[dict[str, Any]], say: Callable[[str], None]) -> list[Arm]:
     """The drafters, loaded; how their vocabularies relate to the target's is said first. Raises ConfigError, ModelError."""
     from headstart.analysis.compat import described
@@ -165,7 +158,7 @@ def _arms(llm: LLM, configs: list[dict[str, Any]], say: Callable[[str], None]) -
 
     words: dict[str, str] = {}
     for config in configs:
-        if config.get("model"):
+        if config.get("model") and config["model"] not in words:
             words[config["model"]] = described(llm.get_tokenizer(), config["model"], config.get("revision"))
             say(f"draft {config['model']}: {words[config['model']]}")
     try:

@@ -10,7 +10,7 @@ from typer import Exit, Option
 
 from headstart.cli.forms import FormOptions, Report, give
 from headstart.cli.interrupt import Interruptible
-from headstart.cli.options import ModelOptions, split_draft
+from headstart.cli.options import ModelOptions, draft_alone
 from headstart.cli.session import open_llm
 from headstart.cli.show import note, unsaid
 from headstart.core.checks import integer, number
@@ -28,7 +28,11 @@ class ArmOptions:
     draft: Annotated[
         list[str],
         Option(
-            "--draft", "-d", help="What drafts: ngram, a draft model, or several: suffix,MODEL. May be repeated: one arm each.", metavar="D"
+            "--draft",
+            "-d",
+            help="What drafts: ngram, a draft model or head (MODEL:int8 or :int4 quantises it), several: suffix,MODEL, or a "
+            "speculative_config as JSON. May be repeated: one arm each.",
+            metavar="D",
         ),
     ] = field(default_factory=list)
     num_speculative_tokens: Annotated[
@@ -58,23 +62,23 @@ class ArmOptions:
             "ngram": {"prompt_lookup_max": self.prompt_lookup_max, "prompt_lookup_min": self.prompt_lookup_min},
             "draft_model": {"draft_temperature": self.draft_temperature},
         }
-        chosen: list[dict[str, Any]] = [dict(split_draft(d, {})) for d in self.draft]
+        chosen: list[dict[str, Any]] = [draft_alone(d, ("num_speculative_tokens", "verify", "adaptive")) for d in self.draft]
         if {"method": "none"} in chosen:
             raise ConfigError("--draft none drafts nothing: plain decoding is always one of the arms, leave it out")
-        used = {c.get("method", "draft_model") for c in chosen}
+        methods = ["draft_model" if "model" in c else c.get("method", "") for c in chosen]
         for method, options in own.items():
             for name, value in options.items():
-                if value is not None and method not in used:
+                if value is not None and method not in methods:
                     raise ConfigError(f"--{name.replace('_', '-')} {value} has no effect: no --draft is of method {method}")
         return [
             {
+                **{name: value for name, value in own.get(method, {}).items() if value is not None},
                 **c,
-                **own.get(c.get("method", "draft_model"), {}),
                 "num_speculative_tokens": k,
                 "verify": self.verify,
                 "adaptive": self.adaptive,
             }
-            for c, k in itertools.product(chosen, self.lengths())
+            for (method, c), k in itertools.product(zip(methods, chosen, strict=True), self.lengths())
         ]
 
     def synthetic(self) -> list[tuple[float, int]]:

@@ -10,13 +10,14 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
 from headstart.core.errors import ConfigError, first_line, nearest
-from headstart.core.methods import METHODS, drafter_of
+from headstart.core.methods import METHODS, drafter_of, split_bits
 from headstart.core.params import SamplingParams
 from headstart.core.plugins import foreign_method, foreign_names
 
@@ -77,7 +78,8 @@ class SpeculationOptions:
             "--draft",
             "-d",
             help="A method (none, ngram, suffix, prediction, corpus:INDEX, quantised:int8), a drafter of others (package.module:Name), "
-            "a draft model (directory, GGUF file or hub id), or several, the best in each step: suffix,MODEL.",
+            "a draft model or head (directory, GGUF file or hub id; MODEL:int8 or :int4 quantises it), several, the best in each step: "
+            "suffix,MODEL, or a speculative_config as JSON.",
             metavar="D",
         ),
     ] = None
@@ -224,9 +226,16 @@ def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What one `--draft` means beside the rest of a speculative_config: method, corpus, model or several. Raises ConfigError."""
     from pathlib import Path
 
+    if value.lstrip().startswith("{"):
+        return parse_json(value, "--draft")
     if "," in value and not Path(value).expanduser().exists():
         return {"method": "hybrid", "drafters": [split_draft(each.strip(), config) for each in value.split(",") if each.strip()]}
-    if value.startswith(("corpus:", "quantised", "quantized")) or foreign_method(value):
+    if value.startswith(("corpus:", "quantised", "quantized")):
+        return drafter_of(value)
+    model, bits = split_bits(value)
+    if bits and not Path(value).exists():
+        return {**split_draft(model, config), "quantization": bits}
+    if foreign_method(value):
         return drafter_of(value)
     name = value.strip().strip("[]").replace("-", "_").lower()
     if name == "corpus" and "corpus" not in config:
@@ -246,14 +255,24 @@ def split_draft(value: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": value}
 
 
-def parse_json(text: str) -> dict[str, Any]:
-    """`--speculative-config` as a dictionary with `_` in its keys. Raises ConfigError."""
+def draft_alone(value: str, options: Seq[str]) -> dict[str, Any]:
+    """One `--draft` of a command whose own `options` hold for every draft, so that JSON must leave them out. Raises ConfigError."""
+    config = split_draft(value, {})
+    for name in options:
+        if name in config:
+            raise ConfigError(f"--draft {value}: {name} holds for every draft here, leave it out and set --{name.replace('_', '-')}")
+    return config
+
+
+def parse_json(text: str, flag: str = "--speculative-config") -> dict[str, Any]:
+    """What follows `flag`, as a dictionary with `_` in its keys. Raises ConfigError."""
+    example = '\'{"model": "SMALLER", "quantization": "int8"}\''
     try:
         given = json.loads(text)
-    except ValueError as e:
-        raise ConfigError(f'--speculative-config is not JSON ({e}): write \'{{"method": "ngram"}}\'') from None
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{flag} {text} is not JSON ({first_line(e)}): write {example}") from None
     if not isinstance(given, dict):
-        raise ConfigError('--speculative-config must be a JSON object: write \'{"method": "ngram"}\'')
+        raise ConfigError(f"{flag} must be a JSON object: write {example}")
     return {str(k).replace("-", "_"): v for k, v in given.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headstart.core.checks import QUANTIZATIONS
 from headstart.core.errors import ConfigError, nearest
 from headstart.core.plugins import foreign_method, foreign_names
 
@@ -36,7 +37,8 @@ def kind(method: object) -> str:
 
 
 def drafter_of(text: str) -> dict[str, str]:
-    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model."""
+    """The options that a drafter in one word stands for: a method, `corpus:INDEX`, a drafter of others, else a draft model, `MODEL:int8`
+    with its weights in fewer bits."""
     head, colon, rest = text.partition(":")
     if head == "corpus" and colon:
         return {"method": "corpus", "corpus": rest}
@@ -47,7 +49,16 @@ def drafter_of(text: str) -> dict[str, str]:
         return {"method": name}
     if name == "quantized":
         return {"method": "quantised"}
+    model, bits = split_bits(text)
+    if bits:
+        return {**drafter_of(model), "quantization": bits}
     return {"method": text} if foreign_method(text) else {"model": text}
+
+
+def split_bits(text: str) -> tuple[str, str | None]:
+    """`MODEL:int8` as (MODEL, "int8"); (text, None) where no such end is."""
+    model, _, bits = text.rpartition(":")
+    return (model, bits) if model and bits in QUANTIZATIONS else (text, None)
 
 
 def from_vllm(method: str | None, model: str | None) -> tuple[str | None, str | None]:

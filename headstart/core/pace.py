@@ -192,11 +192,15 @@ class Pace:
         self.drawing.clear()
         self.probed, self.drafting = False, 0.0
 
-    def drafting_took(self, drafter: str, longest: int, seconds: float) -> None:
-        """A model took so long for up to `longest` drafts per sequence. Falls fast and rises slowly: some calls catch up on a text."""
+    def drafting_took(self, drafter: str, longest: int, seconds: float, behind: bool = False) -> None:
+        """A model took so long for up to `longest` drafts per sequence. Falls fast and rises slowly, since machines stutter.
+
+        behind: it read text that it had missed first. Then a draft takes less than this: were it believed, a model that is paused,
+        which is behind whenever it is tried, would seem dear and stay paused.
+        """
         self.drafting += seconds
-        if longest:
-            each, known = seconds / longest, self.draft_steps.get(drafter, 0.0)
+        each, known = seconds / max(longest, 1), self.draft_steps.get(drafter, 0.0)
+        if longest and not (behind and each >= known):
             rate = 1.0 if not known else 0.5 if each < known else 0.1
             self.draft_steps[drafter] = known + rate * (min(each, 4 * known or each) - known)
 

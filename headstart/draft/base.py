@@ -59,6 +59,10 @@ class Drafter:
         """Whether it can draft for this sequence now, for all it knows before it tries."""
         return True
 
+    def behind(self, seq: Sequence) -> int:
+        """How many committed tokens it reads before its first draft for a sequence: many after a prompt or a pause."""
+        return 0
+
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Up to `chunk.k` drafts for every chunk, in order; an empty Proposal where there is nothing to say."""
         raise NotImplementedError

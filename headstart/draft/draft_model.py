@@ -69,6 +69,9 @@ class ModelDrafter(Drafter):
     def serves(self, seq: Sequence) -> bool:
         return len(self.text(seq)) <= self.max_len  # the draft's own context
 
+    def behind(self, seq: Sequence) -> int:
+        return len(self.text(seq)) - self.start(seq)
+
     # What stands between a sequence and the model; another vocabulary, or another cache, is another answer to these.
 
     def text(self, seq: Sequence) -> Seq[int]:

@@ -40,6 +40,13 @@ class Guard(Drafter):
             self._warn("it is not asked", e)
             return False
 
+    def behind(self, seq: Sequence) -> int:
+        try:
+            return int(self.drafter.behind(seq))
+        except Exception as e:
+            self._warn("what it costs is known less well", e)
+            return 0
+
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         try:
             proposals = list(self.drafter.propose(chunks))

@@ -138,6 +138,10 @@ class HeadDrafter(Drafter):
         known = self.known.get(seq.id)
         return known is not None and known.covered < known.end == len(seq.tokens) - 1 == seq.computed
 
+    def behind(self, seq: Sequence) -> int:
+        known = self.known.get(seq.id)
+        return 0 if known is None else known.end - known.covered
+
     def _ready(self, chunk: Chunk) -> bool:
         """The same, and within its own context."""
         return self.serves(chunk.seq) and len(chunk.seq.tokens) + chunk.k - 2 <= self.max_len

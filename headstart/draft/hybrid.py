@@ -109,9 +109,10 @@ class HybridDrafter(Drafter):
             asked = [i for i, p in enumerate(plans) if p.member is member and p.found is None]
             if not asked:
                 continue
+            behind = any(member.drafter.behind(chunks[i].seq) > member.most + 1 for i in asked)  # on more than its last drafts
             start = time.perf_counter()
             drawn = member.drafter.propose([replace(chunks[i], k=min(chunks[i].k, plans[i].k)) for i in asked])
-            self.pace.drafting_took(member.name, max(len(p.tokens) for p in drawn), time.perf_counter() - start)
+            self.pace.drafting_took(member.name, max(len(p.tokens) for p in drawn), time.perf_counter() - start, behind)
             for i, proposal in zip(asked, drawn, strict=True):
                 proposals[i] = replace(proposal, source=member.name)
                 self.asked[chunks[i].seq.id] = min(chunks[i].k, plans[i].k)

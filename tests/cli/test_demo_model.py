@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from headstart.core.errors import ModelError
 from headstart.core.folders import cache_folder
 from headstart.models import demo
 
+DISTILL = ("--tokens", "500", "--max-tokens", "16", "--batch", "8", "--epochs", "1", "--draft-vocab", "64", "--dtype", "float32")
 DATA = b"GGUF and so on" * 1000
 
 
@@ -80,3 +82,42 @@ def test_the_demo_takes_other_drafts(monkeypatch: pytest.MonkeyPatch, tiny: Path
         assert run(["demo", "--draft", draft, "--max-tokens", "8", "--dtype", "float32", "--json"]) == code
         out, err = capfd.readouterr()
         assert "hybrid" in out + err if code == 0 else "did you mean 'suffix'?" in err
+
+
+@pytest.fixture
+def demo_folder(monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path) -> Path:
+    """Where the demo model, a small stand-in, has its draft."""
+    (tmp_path / "model.gguf").symlink_to(tiny)
+    monkeypatch.setattr(demo, "demo_model", lambda note: tmp_path / "model.gguf")
+    return demo.demo_draft(tmp_path / "model.gguf")
+
+
+QUICK = ("--max-tokens", 8, "--dtype", "float32")
+
+
+def test_the_demo_takes_the_draft_that_make_draft_made(demo_folder: Path, headstart: Callable[..., tuple[int, str, str]]) -> None:
+    def line() -> str:
+        code, out, err = headstart("demo", *QUICK, "--json")
+        (said,) = [at for at in err.splitlines() if at.startswith("drafts: ")]
+        assert code == 0 and "identical" in out and "Traceback" not in err
+        return said
+
+    assert line().startswith("drafts: lookup alone; `make draft`")
+    code, _, err = headstart("distill", demo_folder.with_suffix(".gguf"), "--out", demo_folder, *DISTILL)
+    assert code == 0, err
+    assert line() == f"drafts: lookup, and the head in {demo_folder}"
+    code, _, err = headstart("demo", *QUICK, "--draft", f"{demo_folder}:int8", "--json")  # what is said wins
+    assert code == 0 and f"{demo_folder} in int8" in err and "drafts: " not in err
+    config, weights = demo_folder / "config.json", demo_folder / "model.safetensors"
+    whole, said = weights.read_bytes(), json.loads(config.read_text())
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "lookup alone" in line() and "delete it" in line()
+    weights.unlink()
+    assert "lookup alone" in line() and "delete it" in line()
+    weights.write_bytes(whole)
+    config.write_text(json.dumps({**said, "target_hidden_size": 999}))
+    assert "lookup alone" in line() and "hidden size 999" in line()
+    config.write_text("{")
+    assert "lookup alone" in line() and "delete it" in line()
+    config.unlink()  # not done yet
+    assert line().startswith("drafts: lookup alone; `make draft`")

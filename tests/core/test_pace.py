@@ -238,6 +238,39 @@ def test_a_model_goes_on_while_it_is_sure():
     assert pace.pools[kind].rates(2)[1] < 0.1, "what it did not dare did not stand either"
 
 
+def test_catching_up_is_not_the_price_of_a_draft():
+    """A model that was no use and then is: whenever it is tried it reads what it missed, and must be taken up all the same."""
+
+    def used(told: bool) -> float:
+        r, pace = random.Random(4), Pace()
+        pace.draft_steps["model"] = 0.002
+        drafted, last = [], 0
+        for step in range(3000):
+            _, k = pace.choose(0, [Offer("model", 4)])
+            if k:
+                missed, last = step - last, step
+                pace.drafting_took("model", k, 0.002 * k + 0.001 * missed, told and missed > 5)
+                stood = next((i for i in range(k) if r.random() > (0.05 if step < 1000 else 0.8)), k)
+                pace.observe(0, "model", k, stood)
+            pace.pass_took(1 + k, 1, 0.02 * (1 + 0.05 * k))
+            pace.end_step()
+            drafted.append(k > 0)
+        return sum(drafted[2000:]) / 1000
+
+    assert used(told=True) > 0.9 > 0.1 > used(told=False)
+
+
+def test_what_a_model_takes_to_catch_up_tells_at_most_that_a_draft_is_cheaper():
+    pace = Pace()
+    pace.drafting_took("model", 2, 0.9, behind=True)
+    assert not pace.draft_steps, "after a prompt nothing is known yet"
+    pace.drafting_took("model", 2, 0.04)
+    pace.drafting_took("model", 2, 0.9, behind=True)
+    assert pace.draft_steps == {"model": 0.02} and pace.drafting == pytest.approx(1.84)
+    pace.drafting_took("model", 2, 0.02, behind=True)
+    assert pace.draft_steps["model"] == pytest.approx(0.015)
+
+
 def test_in_a_large_batch_those_that_draft_nothing_look_now_and_then():
     pace = Pace()
     for i in range(32):

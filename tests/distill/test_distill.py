@@ -12,29 +12,13 @@ from headstart import LLM, SamplingParams
 from headstart.cli.main import run
 from headstart.distill.export import head_shapes
 from headstart.models.head import read_head_config
-
-ENOUGH = ("--tokens", "800", "--max-tokens", "24", "--batch", "8", "--dtype", "float32", "--quiet")
-QUICK = (*ENOUGH, "--epochs", "4", "--learning-rate", "0.002")
+from tests.distill.conftest import QUICK
 
 
 def call(capfd, *argv):
     capfd.readouterr()
     code = run(["distill", *map(str, argv)])
     return code, *capfd.readouterr()
-
-
-@pytest.fixture(scope="module")
-def head(target, tmp_path_factory):
-    out = tmp_path_factory.mktemp("drafts") / "head"
-    assert run(["distill", str(target), "--out", str(out), *QUICK, "--draft-vocab", "200"]) == 0
-    return out
-
-
-@pytest.fixture(scope="module")
-def small(target, tmp_path_factory):
-    out = tmp_path_factory.mktemp("drafts") / "small"
-    assert run(["distill", str(target), "--out", str(out), *QUICK, "--kind", "model", "--layers", "1"]) == 0
-    return out
 
 
 def answers(target, **options):

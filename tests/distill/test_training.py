@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from headstart import SamplingParams
+from headstart.analysis.score import score
+from headstart.analysis.trajectory import Trajectory
+from headstart.bench.arms import make_arms
 from headstart.core.errors import ConfigError, ModelError
 from headstart.distill import export, run, vocabulary
 from headstart.distill.data import Settings, Store, Writer
@@ -105,6 +110,31 @@ def test_what_was_trained_is_what_runs(llm, texts, examples, tmp_path):
                 assert not torch.allclose(logits[0], expected[row - 1], atol=3e-2, rtol=3e-2), "one position off would not be seen"
                 feed = Feed([tokens[at + 2 + j]], at + 1 + j, list(range(40)), 1)
                 logits, state = head.forward(lay_out([feed], 16, head.dtype, head.device), state, cache)
+
+
+def test_analyse_finds_the_alpha_of_the_training_form(llm, texts, examples, tmp_path):
+    """Draft by draft, root by root: dense attention over all roots at once here, the runtime head from each root there."""
+    s = student(llm, texts)
+    s.start(examples[0])
+    folder = tmp_path / "head"
+    said = export.head_config(s.config, "tiny", ["LlamaForCausalLM"], 3)
+    export.export_head(folder, s.config, {n: t.float() for n, t in s.exported().items()}, s.target.ids, said)
+    (_, arm) = make_arms(llm, [{"model": str(folder), "num_speculative_tokens": 3, "adaptive": False}])
+    example = next(e for e in examples[1] if e.start > 3 and len(e.tokens) > e.start + 12)
+    tokens, start = example.tokens.tolist(), example.start
+    text = Trajectory("x", "all", tokens[:start], tokens[start:], len(tokens) - start)
+    _, ((found,),) = score(llm, [arm.drafter], [text], SamplingParams(temperature=1.0), 3, lambda: False)
+    assert found.by_draft is not None and np.isnan(found.by_draft[0]).all() and found.lengths.tolist() == [0, *[3] * (len(text.answer) - 1)]
+    with torch.no_grad():
+        each = [
+            torch.minimum(torch.softmax(last @ table.T, -1), teacher.law(slice(None))).sum(-1).numpy()
+            for last, table, teacher, _ in s.laws(collate([example]))
+        ]
+    count = len(text.answer)
+    for draft, expected in enumerate(each):  # `expected` at every token of the answer, however its root lies
+        own = found.by_draft[1 : count - draft, draft]
+        assert np.abs(own - expected[1 + draft :]).max() < 0.02 < own.std(), draft
+        assert np.isnan(found.by_draft[count - draft :, draft]).all()
 
 
 def test_the_start_is_a_good_guess_and_training_makes_a_better_one(llm, texts, examples, tmp_path):

@@ -23,9 +23,9 @@ class Clock:
     def _charge(self, model, base: float, row: float) -> None:
         forward = model.forward
 
-        def charged(batch, cache):
+        def charged(batch, *rest):
             self.now += base + row * (len(batch.tokens) - 1)
-            return forward(batch, cache)
+            return forward(batch, *rest)
 
         model.forward = charged
 
@@ -129,3 +129,17 @@ def test_forced_text_and_predictions_are_drafted_though_the_drafter_is_poor(monk
     expected = plain(target, [3, 4], params, 0)
     out = run(engine, [[3, 4]], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, prediction=expected))[0]
     assert out.outputs[0].token_ids == expected and out.metrics.num_passes < 20
+
+
+@pytest.mark.parametrize("kind", ["self", "head"])
+def test_reading_the_prompt_is_not_the_price_of_a_draft(kind, monkeypatch):
+    """The first call reads all of the prompt, a later one what came meanwhile: the price that is remembered is that of a draft."""
+    _, engine, _ = adaptive(kind, 0.05, 0.1, monkeypatch, max_len=1024, blocks=2000, max_rows=512)
+    prices = []
+    took = engine.drafter.pace.drafting_took
+    monkeypatch.setattr(engine.drafter.pace, "drafting_took", lambda *a: (took(*a), prices.append(dict(engine.drafter.pace.draft_steps))))
+    (out,) = run(engine, [[i % 30 for i in range(400)]], SamplingParams(temperature=0, max_tokens=60))
+    drafted, accepted = totals([out])
+    assert drafted >= accepted > 10
+    seen = [price for each in prices for price in each.values()]
+    assert len(seen) > 5 and 0 < max(seen) < 0.2, "a pass of 400 rows takes 4.1"
