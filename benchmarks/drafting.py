@@ -3,24 +3,30 @@
     python benchmarks/drafting.py floor [--batch 1,8,32] [--tokens 48]     text in which nothing repeats: drafts must cost nothing
     python benchmarks/drafting.py rewrite [--tokens 400]                   a file rewritten, its old text as prediction
     python benchmarks/drafting.py alpha [--dithered] [--tokens 48]         acceptance of the target's own weights in 8 and 4 bits
+    python benchmarks/drafting.py ahead [--kinds int8] [--tokens 96]       what it saves a drafting model to read ahead
 
 `floor` takes prompts of random ids and goes on with them, at temperature 0 and 1, with each of `--drafts`; it prints the speed over
 that of plain decoding in the same run. `rewrite` lets the target copy a file by logits that a processor bends towards its edited
 text, since no small model rewrites 300 lines by itself: passes, drafts and their times are the engine's own. `alpha` answers
 questions in a batch; with --dithered every weight is first moved at random by up to half a step of its 4-bit grid, because the
-demo model was stored on one. Uses the demo model, or --model.
+demo model was stored on one. `ahead` answers questions one by one in bfloat16, with the target's own weights drafting four tokens a
+step: plain, without and with what the text suggests fed along. Uses the demo model, or --model.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import headstart  # noqa: F401 - before torch: says how its threads wait
+
+# isort: split
 import torch
 from lookup import OLD_FILES, edited
 
@@ -113,10 +119,7 @@ def alpha(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = dithered(args.model, Path(folder)) if args.dithered else args.model
         llm = LLM(model, dtype="float32", max_model_len=1024, max_num_seqs=16, kv_cache_memory="1GiB")
-        tokenizer = llm.get_tokenizer()
-        chats = [[{"role": "user", "content": q.turns[0]}] for q in load(args.data, args.questions)]
-        encode = lambda c: tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False)  # noqa: E731
-        prompts = [tokenizer(encode(c), add_special_tokens=False).input_ids for c in chats]
+        prompts = asked(llm, args)
         for kind in args.kinds:
             arm = make_arms(llm, [{"method": "quantised", "quantization": kind, "num_speculative_tokens": 4, "adaptive": False}])[1]
             for temperature in args.temperature:
@@ -127,6 +130,33 @@ def alpha(args: argparse.Namespace) -> None:
                 print(f"{'dithered' if args.dithered else 'shipped'} weights, {kind}, T = {temperature:g}: alpha by position {shown}, "
                       f"{total.mean_acceptance_length:.2f} tokens per pass with k = 4, {total.num_spec_steps} passes, "
                       f"{speed:.1f} tokens/s", flush=True)  # fmt: skip
+
+
+def ahead(args: argparse.Namespace) -> None:
+    llm = LLM(args.model, dtype="bfloat16", max_model_len=1024, max_num_seqs=1, enable_prefix_caching=False)
+    prompts = asked(llm, args)
+    for kind in args.kinds:
+        for temperature in args.temperature:
+            plain, arm = make_arms(llm, [{"method": "quantised", "quantization": kind, "num_speculative_tokens": 4, "adaptive": False}])
+            model = arm.drafter  # not adaptive: nothing stands before it
+            ways = [("plain", plain, None), ("without", arm, None), ("ahead", arm, model.guide)]
+            speeds: dict[str, list[float]] = {name: [] for name, _, _ in ways}
+            for i, prompt in enumerate([prompts[0], *prompts]):
+                for name, by, guide in ways[i % 3 :] + ways[: i % 3]:
+                    model.guide = guide
+                    params = SamplingParams(temperature=temperature, max_tokens=args.tokens, seed=i, ignore_eos=True)
+                    speeds[name].append(decode(llm, by, [prompt], params)[0])
+            ratio = lambda a, b: statistics.median(x / y for x, y in list(zip(speeds[a], speeds[b], strict=True))[1:])  # noqa: B023, E731
+            print(f"{kind}, T = {temperature:g}, {len(prompts)} questions: without {ratio('without', 'plain'):.2f}, reading ahead "
+                  f"{ratio('ahead', 'plain'):.2f} times plain; pair by pair {ratio('ahead', 'without'):.2f}", flush=True)  # fmt: skip
+
+
+def asked(llm: LLM, args: argparse.Namespace) -> list[list[int]]:
+    """The first turns of the questions, as the model is asked them."""
+    tokenizer = llm.get_tokenizer()
+    chats = [[{"role": "user", "content": q.turns[0]}] for q in load(args.data, args.questions)]
+    encode = lambda c: tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False)  # noqa: E731
+    return [tokenizer(encode(c), add_special_tokens=False).input_ids for c in chats]
 
 
 def dithered(model: str, folder: Path) -> str:
@@ -170,6 +200,12 @@ def main() -> None:
     p.add_argument("--tokens", type=int, default=48)
     p.add_argument("--kinds", type=numbers(str), default=["int8", "int4"])
     p.add_argument("--dithered", action="store_true")
+    p = parts.add_parser("ahead", parents=[common])
+    p.set_defaults(run=ahead)
+    p.add_argument("--data")
+    p.add_argument("--questions", type=int, default=8)
+    p.add_argument("--tokens", type=int, default=96)
+    p.add_argument("--kinds", type=numbers(str), default=["int8"])
     args = parser.parse_args()
     args.run(args)
 

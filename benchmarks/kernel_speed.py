@@ -21,6 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import headstart  # noqa: F401 - before torch: says how its threads wait
+
+# isort: split
 import torch
 
 from headstart import LLM, SamplingParams

@@ -204,7 +204,9 @@ class HeadStudent(nn.Module):
                 return
             last = self._normed(out[rows], self.target.norm)
             teacher_states = self._normed(target_states[rows], self.target.norm)
-            teacher = Teacher(teacher_states, self.target.head, batch.lse[:, 1:][rows], chosen[rows])
+            teacher = Teacher(
+                teacher_states, self.target.head, batch.lse[:, 1:][rows], chosen[rows], self.entry[batch.likeliest[:, 1:][rows]]
+            )
             yield last, self.target.head, teacher, w[rows]
             state = torch.cat((out.new_zeros(len(out), 1, out.shape[2]), out[:, :-1]), 1)
 

@@ -1,4 +1,4 @@
-"""What the target computes on the texts: the hidden states a head reads, and the mass of its whole vocabulary.
+"""What the target computes on the texts: the hidden states a head reads, the mass of its whole vocabulary, and its likeliest token.
 
 The law at a position is head(norm(last state)) minus `lse`, so the last tap serves as input and as teacher. Runs the engine's own
 pass, so a quantised target teaches what it will serve. One file for every few texts; what is there is not made again.
@@ -31,12 +31,13 @@ _LARGEST = 60000.0  # what half precision holds; beyond it states are kept in si
 
 @dataclass(frozen=True)
 class Example:
-    """A text with the target's states [n, taps * hidden] and the log of the mass of its logits [n]."""
+    """A text with the target's states [n, taps * hidden], the log of the mass of its logits [n] and the id of the largest [n]."""
 
     tokens: Tensor  # [n] int64
     start: int  # tokens from here on were written by the target
     states: Tensor
     lse: Tensor  # fp32
+    likeliest: Tensor  # int64
 
 
 def extract(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], folder: Path, say: Callable[[str], None]) -> list[Example]:
@@ -68,6 +69,7 @@ def _compute(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], table
         small = bool(states[0].abs().max() < _LARGEST)
         tensors[f"{text.number}.states"] = states[0].to(torch.float16 if small else torch.float32).clone()
         tensors[f"{text.number}.lse"] = torch.logsumexp(logits[0].float(), -1).clone()
+        tensors[f"{text.number}.likeliest"] = logits[0].argmax(-1)
     part = path.with_suffix(".part")
     save_file(tensors, part)
     os.replace(part, path)
@@ -76,9 +78,8 @@ def _compute(engine: Engine, texts: Sequence[Text], taps: tuple[int, ...], table
 def _read(path: Path, texts: Sequence[Text]) -> list[Example]:
     try:
         with safe_open(path, framework="pt") as f:
-            return [
-                Example(torch.tensor(t.tokens), t.start, f.get_tensor(f"{t.number}.states"), f.get_tensor(f"{t.number}.lse")) for t in texts
-            ]
+            kept = lambda text: (f.get_tensor(f"{text.number}.{what}") for what in ("states", "lse", "likeliest"))  # noqa: E731
+            return [Example(torch.tensor(t.tokens), t.start, *kept(t)) for t in texts]
     except (SafetensorError, OSError) as e:
         raise ModelError(f"{path} is damaged ({e}): delete it, it is then made again") from None
 
@@ -90,6 +91,7 @@ class Batch:
     tokens: Tensor  # [B, n] int64
     states: Tensor  # [B, n, taps * hidden] fp32
     lse: Tensor  # [B, n]
+    likeliest: Tensor  # [B, n] int64
     weight: Tensor  # [B, n]: of the token there; each text sums to 1
 
 
@@ -106,5 +108,6 @@ def collate(examples: Sequence[Example]) -> Batch:
         torch.stack([pad(e.tokens) for e in examples]),
         torch.stack([pad(e.states) for e in examples]).float(),
         torch.stack([pad(e.lse) for e in examples]),
+        torch.stack([pad(e.likeliest) for e in examples]),
         torch.stack(weights),
     )

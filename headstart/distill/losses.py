@@ -25,6 +25,7 @@ class Teacher:
     weight: Tensor  # [V', hidden], rows of the target's head
     lse: Tensor  # [N]
     chosen: Tensor  # [N] the entry of V' that came, -1 where it is outside
+    likeliest: Tensor  # [N] the entry of V' that is likeliest in the whole vocabulary, -1 where it is outside
 
     def law(self, rows: slice) -> Tensor:
         """p [rows, V']; sums to less than 1 where the vocabulary is trimmed."""
@@ -38,7 +39,7 @@ class Sums:
     weight: float = 0.0
     loss: float = 0.0
     alpha: float = 0.0
-    agree: float = 0.0  # the likeliest token is the same: what stands at temperature 0
+    agree: float = 0.0  # the draft's likeliest token is the target's: what stands at temperature 0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.weight + other.weight, self.loss + other.loss, self.alpha + other.alpha, self.agree + other.agree)
@@ -88,7 +89,7 @@ class _LawLoss(torch.autograd.Function):
             w = row_weight[rows]
             sums.weight += float(w.sum())
             sums.alpha += float((w * alpha).sum())
-            sums.agree += float((w * (p.argmax(-1) == q.argmax(-1))).sum())
+            sums.agree += float((w * (q.argmax(-1) == teacher.likeliest[rows])).sum())
             if replay:  # where a draft would be rejected anyway
                 w = w * (1 - alpha)
             total += (w * loss).sum()

@@ -64,7 +64,9 @@ class SmallStudent(nn.Module):
         rows = weight > 0
         out = self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state[:, :-1][rows]
         states = torch.nn.functional.rms_norm(batch.states[:, :-1, -len(self.norm) :][rows], self.norm.shape, self.norm, self.eps)
-        teacher = Teacher(states, self.teacher_head, batch.lse[:, :-1][rows], batch.tokens[:, 1:][rows])
+        teacher = Teacher(
+            states, self.teacher_head, *(of[rows] for of in (batch.lse[:, :-1], batch.tokens[:, 1:], batch.likeliest[:, :-1]))
+        )
         yield out, self.model.get_output_embeddings().weight, teacher, weight[rows]
 
     def groups(self, rate: float) -> list[dict[str, object]]:

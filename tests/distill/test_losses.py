@@ -13,11 +13,12 @@ def rows(n=40, hidden=12, vocab=31, whole=50, seed=0):
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
     states, table = draw(n, hidden), draw(whole, hidden)
     lse = torch.logsumexp(states @ table.T, -1)
+    likeliest = (states @ table.T).argmax(-1)
     chosen = torch.randint(-1, vocab, (n,), generator=g)
     return (
         draw(n, hidden),
         draw(vocab, hidden),
-        Teacher(states, table[:vocab], lse, chosen),
+        Teacher(states, table[:vocab], lse, chosen, torch.where(likeliest < vocab, likeliest, -1)),
         torch.rand(n, generator=g, dtype=torch.float64),
     )
 
@@ -58,19 +59,21 @@ def test_figures_are_weighted_means_of_acceptance():
     q, p = torch.softmax(x @ weight.T, -1), teacher.law(slice(None))
     _, sums = law_loss(x, weight, teacher, w, "tv")
     assert sums.alpha == pytest.approx(float((w * torch.minimum(p, q).sum(-1)).sum()))
-    assert sums.agree == pytest.approx(float((w * (p.argmax(-1) == q.argmax(-1))).sum()))
+    outside = teacher.likeliest < 0  # of the draft's vocabulary: nothing that it says can agree
+    assert outside.any() and not outside.all()
+    assert sums.agree == pytest.approx(float((w * ~outside * (p.argmax(-1) == q.argmax(-1))).sum()))
     assert sums.weight == pytest.approx(float(w.sum()))
 
 
 def test_a_draft_with_the_targets_law_has_alpha_1_and_no_gradient():
     x, _, _, w = rows()
     table = torch.randn(31, 12, dtype=torch.float64)
-    teacher = Teacher(x, table, torch.logsumexp(x @ table.T, -1), torch.zeros(len(x), dtype=torch.int64))
+    teacher = Teacher(x, table, torch.logsumexp(x @ table.T, -1), torch.zeros(len(x), dtype=torch.int64), (x @ table.T).argmax(-1))
     for kind in ("kl", "tv", "mix"):
         mine = x.clone().requires_grad_(True)
         loss, sums = law_loss(mine, table, teacher, w, kind)
         loss.backward()
-        assert sums.alpha == pytest.approx(sums.weight)
+        assert sums.alpha == pytest.approx(sums.weight) and sums.agree == pytest.approx(sums.weight)
         assert abs(float(loss)) < 1e-10
         if kind == "kl":
             assert mine.grad.abs().max() < 1e-12
