@@ -66,7 +66,7 @@ class Arm:
         text = text[: text.index(eos)] if eos in text else text  # some count the end, some do not
         self.texts.append(text)
         self.speeds.append(len(text) / seconds)
-        self.decoding.append((len(text) - 1) / (seconds - first))
+        self.decoding.append((len(text) - 1) / max(seconds - first, 1e-9))
 
 
 def start(python: str, engine: str, mode: str, options: dict[str, Any], verbose: bool) -> Arm:
@@ -143,7 +143,7 @@ def table(found: list[Arm]) -> list[str]:
     """Medians over prompts and rounds; ratios pair by pair."""
 
     def ratio(a: list[float], b: list[float]) -> str:
-        return f"{statistics.median(x / y for x, y in zip(a, b, strict=True)):.2f}"
+        return f"{statistics.median(x / y for x, y in zip(a, b, strict=True) if y):.2f}"
 
     def same(a: Arm, b: Arm) -> str:
         return f"{sum(x == y for x, y in zip(a.texts, b.texts, strict=True))} of {len(a.texts)}"

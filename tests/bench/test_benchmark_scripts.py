@@ -73,14 +73,24 @@ def test_table_of_engines(script: Any) -> None:
     peers = script("peers")
     nothing: Any = None
     arms = [
-        peers.Arm("headstart", "plain", nothing, "1", [10.0, 20.0], [[1], [2]]),
-        peers.Arm("headstart", "lookup", nothing, "1", [20.0, 60.0], [[1], [2]]),
-        peers.Arm("other", "plain", nothing, "2", [5.0, 5.0], [[1], [3]]),
-        peers.Arm("other", "lookup", nothing, "2", [10.0, 5.0], [[1], [4]]),
+        peers.Arm("headstart", "plain", nothing, "1", [10.0, 20.0], [20.0, 40.0], [[1], [2]]),
+        peers.Arm("headstart", "lookup", nothing, "1", [20.0, 60.0], [20.0, 60.0], [[1], [2]]),
+        peers.Arm("other", "plain", nothing, "2", [5.0, 5.0], [5.0, 10.0], [[1], [3]]),
+        peers.Arm("other", "lookup", nothing, "2", [10.0, 5.0], [0.0, 0.0], [[1], [4]]),
     ]
     rows = [line.split() for line in peers.table(arms)]
-    assert rows[2] == ["headstart", "prompt", "lookup", "40.0", "2.50", "2", "of", "2", "2.50", "2", "of", "2"]
-    assert rows[4] == ["other", "prompt", "lookup", "7.5", "1.50", "1", "of", "2", "0.62", "1", "of", "2"]
+    assert rows[2] == ["headstart", "prompt", "lookup", "40.0", "2.50", "2", "of", "2", "2.50", "2", "of", "2", "40.0", "1.25"]
+    assert rows[4] == ["other", "prompt", "lookup", "7.5", "1.50", "1", "of", "2", "0.62", "1", "of", "2", "0.0", "0.00"]
+
+
+def test_decoding_leaves_out_the_time_to_the_first_token(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = script("peers")
+    nothing: Any = None
+    arm = peers.Arm("headstart", "plain", nothing)
+    answers = {1: ([5], 2.0), 4: ([5, 6, 7, 0], 3.0)}
+    monkeypatch.setattr(arm, "ask", lambda ids, tokens: answers[tokens])
+    arm.measure([1, 2], 4, eos=0)
+    assert (arm.texts, arm.speeds, arm.decoding) == ([[5, 6, 7]], [1.0], [2.0])
 
 
 @pytest.mark.parametrize("name", ["grow", "peers", "identical"])
