@@ -35,6 +35,7 @@ from headstart.runtime.tokenizer import first_difference, load_tokenizer
 
 # A pass of so few rows takes hardly longer than one of a single row (docs/kernels.md); larger batches guess less, or nothing.
 _ROWS = 4
+_INDEXED = 128  # tokens of the text in a step: beside a drafter `suffix`, which has an index of its own, both stay below 5 ms
 _LEAST = 0.3  # a guess followed at least this share of the places where the match was seen
 
 
@@ -61,7 +62,7 @@ class ModelDrafter(Drafter):
         self.model, self.vocab, self.max_len, self.max_rows, self.temperature = model, vocab, max_len, max_rows, temperature
         self.kv_bytes_per_token = model.kv_bytes_per_token
         self.covered: dict[int, int] = {}
-        self.guide: SuffixDrafter | None = SuffixDrafter(1.0, _LEAST)  # None: no guesses
+        self.guide: SuffixDrafter | None = SuffixDrafter(1.0, _LEAST, share=_INDEXED)  # None: no guesses
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.runner = Runner(self.model, num_blocks, block_size, self.vocab, self.max_len)

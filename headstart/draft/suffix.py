@@ -23,11 +23,12 @@ _CATCH_UP = 512
 class SuffixDrafter(LookupDrafter):
     """Invariant: an automaton holds committed tokens only, so nothing needs undoing after a rejection."""
 
-    def __init__(self, factor: float, least: float, pool: Pool | None = None) -> None:
-        self.factor, self.least, self.pool = factor, least, pool
+    def __init__(self, factor: float, least: float, pool: Pool | None = None, share: int = _CATCH_UP) -> None:
+        """share: tokens indexed in one step."""
+        self.factor, self.least, self.pool, self.share = factor, least, pool, share
         self.automata: dict[int, SuffixAutomaton] = {}
         self.readers: dict[int, Reader] = {}
-        self.spare = _CATCH_UP
+        self.spare = share
 
     def lookup(self, seq: Sequence, k: int) -> list[int]:
         own = self.longest(seq)
@@ -61,7 +62,7 @@ class SuffixDrafter(LookupDrafter):
         return automaton
 
     def observe(self, chunks: Seq[Chunk]) -> None:
-        self.spare = _CATCH_UP  # the next step begins here
+        self.spare = self.share  # the next step begins here
         for chunk in chunks:
             if chunk.seq.params.num_speculative_tokens != 0 and not chunk.seq.finished:
                 self._learn(chunk.seq)
