@@ -13,9 +13,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from headstart.draft.head import HeadModel
-from headstart.ops.attention import KVCache
-from headstart.runtime.runner import Feed, lay_out
+from headstart.draft.head import HeadModel, forward
+from headstart.runtime.runner import Feed
 
 ROWS = 128  # of a pass
 
@@ -33,7 +32,7 @@ def unrolled(model: HeadModel, tokens: Seq[int], states: Tensor, first: int, lon
         stop = min(start + ROWS, count - 2)
         wanted = max(0, stop - max(start, first - 2))
         feed = Feed(tokens[start + 1 : stop + 1], start, shared, wanted)
-        found.append(_forward(model, [feed], model.fuse(states[start:stop]), cache))
+        found.append(forward(model, [feed], model.fuse(states[start:stop]), cache, 1))
     for draft in range(1, longest + 1):
         if not found:
             return
@@ -46,15 +45,10 @@ def unrolled(model: HeadModel, tokens: Seq[int], states: Tensor, first: int, lon
                 Feed([tokens[root + draft - 1]], root + draft - 2, shared[: root - 1] + _own(count, root - first, draft, longest), 1)
                 for root in roots[at : at + ROWS]
             ]
-            found.append(_forward(model, feeds, state[at : at + len(feeds)], cache))
+            found.append(forward(model, feeds, state[at : at + len(feeds)], cache, 1))
 
 
 def _own(count: int, root: int, drafts: int, longest: int) -> list[int]:
     """The slots of so many drafts of one root, behind those of the text."""
     start = count + root * longest
     return list(range(start, start + drafts))
-
-
-def _forward(model: HeadModel, feeds: Seq[Feed], states: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
-    logits, after = model.forward(lay_out(feeds, 1, model.dtype, model.device), states, cache)
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits, after

@@ -174,11 +174,17 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def _forward(self, feeds: Seq[Feed], states: Tensor) -> list[tuple[Tensor, Tensor]]:
-        batch = lay_out(feeds, self.block_size, self.model.dtype, self.model.device)
-        logits, after = self.model.forward(batch, states, self.cache)
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()
+        logits, after = forward(self.model, feeds, states, self.cache, self.block_size)
         return list(zip(logits.split(1), after.split(1), strict=True))
+
+
+def forward(model: HeadModel, feeds: Seq[Feed], states: Tensor, cache: KVCache, block_size: int) -> tuple[Tensor, Tensor]:
+    """One pass of a head: logits fp32 or wider [L, its tokens] and the states [L, hidden] handed on, of the rows that `feeds` want.
+
+    states: what it reads at each row [R, hidden].
+    """
+    logits, after = model.forward(lay_out(feeds, block_size, model.dtype, model.device), states, cache)
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits, after
 
 
 def build(spec: SpeculativeConfig, context: DraftContext) -> Drafter:
